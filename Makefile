@@ -1,0 +1,24 @@
+# make venv PYTHON=python3.11   the environment (Linux x86-64, Python 3.11 or 3.12)
+# make demo                     a model in minutes: trained, averaged, translated, scored
+# make test, make lint          the checks
+# make clean                    remove .venv, caches and build output; exp/ (your runs) stays
+
+.PHONY: venv demo test lint clean
+
+venv: .venv/.complete
+
+.venv/.complete: requirements.lock setup.py scripts/venv.sh
+	@scripts/venv.sh
+
+demo: venv
+	@PYTHON=$(CURDIR)/.venv/bin/python scripts/reproduce.sh demo
+
+# One thread a process: the tests start many, and threads that share a core slow each other down.
+test: venv
+	@OMP_NUM_THREADS=1 .venv/bin/python -m pytest
+
+lint: venv
+	@scripts/lint.sh
+
+clean:
+	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache && find . -name __pycache__ -prune -exec rm -rf {} +

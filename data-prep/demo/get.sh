@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# get.sh FOLDER: unpack the demo corpus into FOLDER, checked against SHA256SUMS.
+set -euo pipefail
+exec "${PYTHON:-python3}" "$(dirname "${BASH_SOURCE[0]}")/unpack.py" "$@"

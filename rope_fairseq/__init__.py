@@ -1,0 +1,12 @@
+"""Rotary position embeddings for fairseq's Transformer: a plugin for ``--user-dir``."""
+
+from rope_fairseq import compat
+from rope_fairseq.version import __version__
+
+compat.apply()  # before anything else of fairseq is imported
+
+# Imported for what they register with fairseq: the architectures and the tokenizer.
+from rope_fairseq import tokenizer  # noqa: E402, F401
+from rope_fairseq.models import rope_transformer  # noqa: E402, F401
+
+__all__ = ["__version__"]

@@ -1,0 +1,104 @@
+"""The mathematics of attention, with and without explicit weights. No fairseq here.
+
+Both functions compute softmax(q·kᵀ/√head_dim + bias)·v under the same masks; a query whose keys
+are all masked gives 0, with finite gradients, in both.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def causal_mask(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
+    """[tgt_len, src_len], True where query t may see key s: s ≤ t + src_len − tgt_len."""
+    allowed = torch.ones(tgt_len, src_len, dtype=torch.bool, device=device)
+    return allowed.tril(src_len - tgt_len)
+
+
+def allowed_keys(
+    tgt_len: int, src_len: int, key_padding_mask: Tensor | None, causal: bool, device: torch.device
+) -> Tensor | None:
+    """Which keys each query may see.
+
+    Args:
+        key_padding_mask: [batch, src_len], True at padding.
+
+    Returns:
+        Bool tensor broadcastable to [batch, num_heads, tgt_len, src_len], True where allowed, or
+        None where everything is.
+    """
+    allowed = causal_mask(tgt_len, src_len, device) if causal and tgt_len > 1 else None
+    if key_padding_mask is not None:
+        real = ~key_padding_mask[:, None, None, :]
+        allowed = real if allowed is None else real & allowed
+    return allowed
+
+
+def is_right_padded(key_padding_mask: Tensor) -> bool:
+    """Whether no real key follows a padding key in any row of [batch, src_len]."""
+    return bool((key_padding_mask[:, 1:] | ~key_padding_mask[:, :-1]).all())
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    causal: bool = False,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Attention by ``scaled_dot_product_attention``, which picks the kernel.
+
+    Args:
+        query: [batch, num_heads, tgt_len, head_dim].
+        key, value: [batch, num_heads, src_len, head_dim].
+        key_padding_mask: [batch, src_len], True at padding.
+        causal: query t sees keys up to t + src_len − tgt_len only.
+        bias: added to the scaled scores, broadcastable to [batch, num_heads, tgt_len, src_len].
+        dropout_p: dropout on the attention weights.
+
+    Returns:
+        Tensor [batch, num_heads, tgt_len, head_dim].
+    """
+    tgt_len, src_len = query.size(2), key.size(2)
+    if causal and key_padding_mask is not None and is_right_padded(key_padding_mask):
+        # A real query sees no key behind itself, and so no padding: the causal mask alone is
+        # exact there, and it keeps the fast kernels. Rows of padding queries are never read.
+        key_padding_mask = None
+    if causal and key_padding_mask is None and bias is None and tgt_len == src_len:
+        return F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout_p, is_causal=tgt_len > 1
+        )
+    mask = allowed_keys(tgt_len, src_len, key_padding_mask, causal, query.device)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    *,
+    key_padding_mask: Tensor | None = None,
+    causal: bool = False,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The softmax weights that :func:`attend` keeps to itself, for the same arguments.
+
+    Returns:
+        Tensor [batch, num_heads, tgt_len, src_len], float32 (float64 for float64 input).
+    """
+    scores = torch.matmul(query * query.size(-1) ** -0.5, key.transpose(2, 3))
+    if bias is not None:
+        scores = scores + bias
+    dtype = torch.promote_types(scores.dtype, torch.float32)
+    allowed = allowed_keys(query.size(2), key.size(2), key_padding_mask, causal, query.device)
+    if allowed is None:
+        return torch.softmax(scores, dim=-1, dtype=dtype)
+    # The lowest finite number and not −inf: a row without any allowed key stays finite, forward
+    # and backward, and the second fill makes it 0.
+    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
+    return torch.softmax(scores, dim=-1, dtype=dtype).masked_fill(~allowed, 0.0)

@@ -1,0 +1,234 @@
+"""Runtime patches of fairseq and torch: what a current Python and torch need to run fairseq, and
+fairseq defects that lose data.
+
+Each patch states its reason and the versions that need it; tests/test_compat.py shows each at
+work. ``apply()`` is called when the package is imported and may be called again.
+"""
+
+import argparse
+import functools
+import importlib
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace, TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+from rope_fairseq.errors import UserError, describe
+from rope_fairseq.version import __version__
+
+logger = logging.getLogger(__name__)
+
+
+def apply() -> None:
+    """Apply every patch; a second call changes nothing."""
+    silence_import_notices()
+    allow_checkpoint_classes()
+    keep_last_batch()
+    copy_checkpoints_atomically()
+    resume_early_stopping()
+    guard_user_dir()
+    show_user_errors_in_one_line()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    """Put ``make(original)`` in the place of ``owner.name``, once."""
+    original = getattr(owner, name)
+    if getattr(original, "_rope_fairseq_patch", False):
+        return
+    patched: Any = functools.wraps(original)(make(original))
+    patched._rope_fairseq_patch = True
+    is_static = isinstance(vars(owner).get(name), staticmethod)
+    setattr(owner, name, staticmethod(patched) if is_static else patched)
+
+
+def silence_import_notices() -> None:
+    """Importing fairseq logs that tensorboardX is missing, which only its speech tasks need, and
+    by that sets the root logger to INFO. The notice would stand before every message of our own
+    commands. 0.12.3."""
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+
+
+def allow_checkpoint_classes() -> None:
+    """torch ≥ 2.6 loads only tensors and plain data unless told of more (``weights_only``), and
+    the options inside a fairseq-train checkpoint are an ``argparse.Namespace``, which holds data
+    and runs nothing. Needed for torch ≥ 2.6 with every fairseq."""
+    torch.serialization.add_safe_globals([argparse.Namespace])
+
+
+def keep_last_batch() -> None:
+    """``data_utils.batch_by_size`` drops the last batch when its size is no multiple of
+    ``--required-batch-size-multiple`` (default 8): up to seven sentences vanish from
+    fairseq-generate, validation and training. fairseq issues 5036, 5094 and 5351; 0.12.3 and main.
+
+    Batches are made one after another from ``indices`` in order, so the lost ones are its tail.
+    Training batches change too, by that one batch.
+    """
+    from fairseq.data import data_utils
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> list[Any]:
+            if not isinstance(indices, np.ndarray):
+                indices = np.fromiter(indices, dtype=np.int64, count=-1)
+            if len(indices) == 0:
+                return []  # the original fails with an IndexError
+            batches = original(indices, *args, **kwargs)
+            kept = sum(len(batch) for batch in batches)
+            # With fixed_shapes, batches hold other numbers of sentences by design.
+            fixed_shapes = kwargs.get("fixed_shapes", args[5] if len(args) > 5 else None)
+            if kept < len(indices) and fixed_shapes is None:
+                batches = [*batches, indices[kept:]]
+            return batches
+
+        return batch_by_size
+
+    _replace(data_utils, "batch_by_size", make)
+
+
+def copy_checkpoints_atomically() -> None:
+    """fairseq writes checkpoint_E_U.pt atomically but copies it to checkpoint_last.pt and
+    checkpoint_best.pt in place: killed meanwhile, it leaves a truncated checkpoint_last.pt, and
+    the run cannot be resumed. 0.12.3 and main."""
+    from fairseq.file_io import PathManager
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+            if PathManager.path_requires_pathmanager(dst_path):
+                return original(src_path, dst_path, overwrite=overwrite)
+            temporary = f"{dst_path}.tmp"
+            copied = original(src_path, temporary, overwrite=True)
+            os.replace(temporary, dst_path)
+            return copied
+
+        return copy
+
+    _replace(PathManager, "copy", make)
+
+
+def _early_stopping() -> Any:
+    """The function whose attributes ``best`` and ``num_runs`` are fairseq's early stopping; with
+    ``python -m fairseq_cli.train`` it lives in ``__main__``."""
+    main: Any = sys.modules.get("__main__")
+    if hasattr(main, "should_stop_early") and hasattr(main, "validate_and_save"):
+        return main.should_stop_early
+    return importlib.import_module("fairseq_cli.train").should_stop_early
+
+
+def resume_early_stopping() -> None:
+    """``--patience`` keeps its best value and its count in memory only, so that a resumed run
+    stops elsewhere than an uninterrupted one; and a run that is started again after its end makes
+    one update more. 0.12.3 and main.
+
+    The state goes into ``extra_state["early_stopping"]`` of each checkpoint. A checkpoint that is
+    the end of its run (``--max-update`` reached or patience exhausted) trains no further.
+    """
+    from fairseq import checkpoint_utils
+    from fairseq.trainer import Trainer
+
+    _replace(Trainer, "save_checkpoint", wrap_save_checkpoint)
+    _replace(checkpoint_utils, "load_checkpoint", wrap_load_checkpoint)
+
+
+def wrap_save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Trainer.save_checkpoint`` with the state of early stopping."""
+
+    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+        state = _early_stopping()
+        extra_state["early_stopping"] = {
+            "best": getattr(state, "best", None),
+            "num_runs": getattr(state, "num_runs", 0),
+        }
+        return original(self, filename, extra_state)
+
+    return save_checkpoint
+
+
+def wrap_load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``checkpoint_utils.load_checkpoint`` that restores it, and ends a run that is complete."""
+
+    def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> tuple[Any, Any]:
+        extra_state, epoch_itr = original(cfg, trainer, **kwargs)
+        updates = trainer.get_num_updates()
+        # Fine-tuning starts at update 0 and with its own count; so does --reset-meters.
+        resumed = extra_state is not None and updates > 0 and not cfg.reset_meters
+        saved = extra_state.get("early_stopping") if resumed else None
+        if saved is not None and saved["best"] is not None:
+            state = _early_stopping()
+            state.best, state.num_runs = saved["best"], saved["num_runs"]
+        out_of_patience = saved is not None and 0 < cfg.patience <= saved["num_runs"]
+        if updates >= (trainer.cfg.optimization.max_update or math.inf) or out_of_patience:
+            reason = "out of patience" if out_of_patience else "--max-update is reached"
+            logger.info("training is complete at %d updates: %s", updates, reason)
+            epoch_itr = SimpleNamespace(next_epoch_idx=math.inf)  # ends the loop over epochs
+        return extra_state, epoch_itr
+
+    return load_checkpoint
+
+
+def guard_user_dir() -> None:
+    """``--user-dir any/path/rope_fairseq`` with the package already imported from elsewhere (an
+    installed copy): fairseq refuses any other path. The same version is the same plugin; another
+    version would leave one of the two silently unused, so it is refused by name. 0.12.3 and main.
+    """
+    from fairseq import utils
+
+    package = __name__.rpartition(".")[0]
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def import_user_module(args: Any) -> None:
+            path = getattr(args, "user_dir", None)
+            loaded = sys.modules.get(package)
+            if path is not None and loaded is not None:
+                path = os.path.abspath(path)
+                if os.path.basename(path) == package and not _is_same_folder(path, loaded):
+                    version = _version_at(path)
+                    if version != __version__:
+                        raise UserError(
+                            f"--user-dir {path}: {package} {version or 'without a version'} there, "
+                            f"but {__version__} is loaded from {loaded.__path__[0]}; "
+                            "use one of them only"
+                        )
+                    return
+            original(args)
+
+        return import_user_module
+
+    _replace(utils, "import_user_module", make)
+
+
+def _is_same_folder(path: str, module: ModuleType) -> bool:
+    return any(os.path.realpath(path) == os.path.realpath(known) for known in module.__path__)
+
+
+def _version_at(path: str) -> str | None:
+    """``__version__`` of a copy of this package, read without importing it."""
+    try:
+        with open(os.path.join(path, "version.py"), encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("__version__"):
+                    return line.partition("=")[2].strip().strip("\"'")
+    except OSError:
+        pass
+    return None
+
+
+def show_user_errors_in_one_line() -> None:
+    """A :class:`UserError` that leaves fairseq-train or fairseq-generate is printed as one line,
+    without the traceback, which says nothing to the user. Exit status 1, as for any exception."""
+    previous = sys.excepthook
+    if getattr(previous, "_rope_fairseq_patch", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, UserError):
+            print(f"error: {describe(error)}", file=sys.stderr)
+        else:
+            previous(kind, error, trace)
+
+    hook._rope_fairseq_patch = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

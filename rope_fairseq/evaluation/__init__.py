@@ -1,0 +1,1 @@
+"""Scoring of translations; nothing in here needs fairseq."""

@@ -1,0 +1,330 @@
+"""Translate raw text with fairseq-generate: one line out for one line in, in the same order.
+
+    python -m rope_fairseq.translate MODEL [INPUT] [-o OUTPUT] [fairseq-generate options]
+
+MODEL is a folder with averaged.pt, dict.*.txt, text.json and sentencepiece.bpe.model, or a
+checkpoint in such a folder. INPUT and OUTPUT default to standard input and output. Everything after
+the first option that is not this tool's goes to fairseq-generate.
+
+The source goes to fairseq-generate as a raw data set: pieces as text, which it looks up in the same
+dictionary with the same code as fairseq-preprocess does.
+"""
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from rope_fairseq.__main__ import user_dir
+from rope_fairseq.checkpoint import load_checkpoint
+from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.files import replacing
+from rope_fairseq.hub import (
+    GENERATION,
+    MAX_TOKENS,
+    check_dictionaries,
+    raised_limits,
+    trained_limits,
+)
+from rope_fairseq.lines import decode_lines, read_lines, write_lines, write_stream
+from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE, Text
+
+CHECKPOINT = "averaged.pt"
+USAGE = "translate.sh MODEL [INPUT] [-o OUTPUT] [fairseq-generate options]"
+
+# Options of fairseq-generate that would break one line for one line, or that are set here.
+RESERVED = {
+    *("--path", "--data", "--gen-subset", "--dataset-impl", "--user-dir", "--task"),
+    *("--source-lang", "-s", "--target-lang", "-t", "--bpe", "--tokenizer"),
+    *("--post-process", "--remove-bpe", "--quiet", "--results-path", "--nbest"),
+    *("--prefix-size", "--score-reference", "--skip-invalid-size-inputs-valid-test"),
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint and what stands beside it: dictionaries, text options and BPE model."""
+
+    checkpoint: Path
+    text: Text
+    longest_source: int
+    """In tokens, end of sentence included."""
+    generate_options: tuple[str, ...]
+    """What fairseq-generate needs to serve sources of that length."""
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoint.parent
+
+    def dictionary(self, lang: str) -> Path:
+        return self.folder / f"dict.{lang}.txt"
+
+
+def load_model(path: Path, max_source_positions: int | None, model_overrides: str) -> Model:
+    """Find and check a model's files.
+
+    Args:
+        path: the model's folder, or a checkpoint in it.
+        max_source_positions: see :func:`rope_fairseq.hub.raised_limits`.
+        model_overrides: a Python dict as text, as for fairseq-generate.
+
+    Raises:
+        UserError: a file is missing or does not belong to the checkpoint.
+    """
+    checkpoint = path / CHECKPOINT if path.is_dir() else path
+    for needed in (checkpoint, *(checkpoint.parent / name for name in (OPTIONS_FILE, MODEL_FILE))):
+        if not needed.is_file():
+            raise UserError(f"{needed}: no such file; MODEL is a folder that average.sh has made")
+    state = load_checkpoint(checkpoint)
+    text = Text.load(checkpoint.parent)
+    check_dictionaries(checkpoint, state, checkpoint.parent, text)
+    trained = trained_limits(state)
+    longest = trained["max_source_positions"]
+    if max_source_positions is not None:
+        longest = max_source_positions
+    overrides = raised_limits(checkpoint, state, longest) | _overrides(model_overrides)
+    # The task of fairseq-generate has limits of its own beside the model's.
+    limits = {name: overrides.get(name, limit) for name, limit in trained.items()}
+    generate_options = [
+        *(f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items()),
+        f"--model-overrides={overrides}",
+        f"--max-tokens={max(MAX_TOKENS, longest)}",
+    ]
+    return Model(checkpoint, text, longest, tuple(generate_options))
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"--model-overrides {text}: must be a Python dict, such as {{'a': 1}}")
+    return value
+
+
+def search_options(config: Path | None) -> list[str]:
+    """fairseq-generate's options for the search, the project's or those of a config.
+
+    Args:
+        config: a file for fairseq-hydra-train; its group ``generation`` is used.
+    """
+    generation: Any = GENERATION
+    if config is not None:
+        try:
+            generation = yaml.safe_load(config.read_text(encoding="utf-8"))["generation"]
+        except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
+            generation = None
+        if not isinstance(generation, dict):
+            raise UserError(f"{config}: must be a YAML file with the group 'generation'")
+    words = []
+    for name, value in generation.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value not in (None, False):
+            words += [option, str(value)]
+    return words
+
+
+def encode_lines(model: Model, lines: Sequence[str], name: str) -> list[str]:
+    """The pieces of each line, joined by spaces; "" for a line without any text.
+
+    Raises:
+        UserError: lines have more tokens than the model takes; all of them are named (the first
+            ten where there are more).
+    """
+    progress = tqdm(lines, desc="tokenize", unit=" lines", mininterval=_interval())
+    pieces = [model.text.encode(line, model.text.source_lang) for line in progress]
+    # A token more than pieces: the end of the sentence.
+    lengths = {number: len(line.split()) + 1 for number, line in enumerate(pieces, 1)}
+    too_long = {number: n for number, n in lengths.items() if n > model.longest_source}
+    if too_long:
+        named = [f"line {number}: {n:,} tokens" for number, n in too_long.items()]
+        more = f" and {len(named) - 10:,} lines more" if len(named) > 10 else ""
+        raise UserError(
+            f"{name} {', '.join(named[:10])}{more}, more than "
+            f"--max-source-positions {model.longest_source} (end of sentence included); "
+            "split the line, or give a greater value; nothing was translated"
+        )
+    return pieces
+
+
+def generate(model: Model, sources: Sequence[str], extra: Sequence[str]) -> list[str]:
+    """Run fairseq-generate on encoded, non-empty sources.
+
+    Args:
+        model: what to translate with.
+        sources: pieces joined by spaces.
+        extra: fairseq-generate's options for the search.
+
+    Returns:
+        The best hypothesis for each source, as pieces joined by spaces.
+
+    Raises:
+        UserError: fairseq-generate fails, or does not give one hypothesis for each source.
+    """
+    source_lang, target_lang = model.text.source_lang, model.text.target_lang
+    with tempfile.TemporaryDirectory(prefix="rope_fairseq-") as temporary:
+        data = Path(temporary)
+        for lang in (source_lang, target_lang):
+            shutil.copyfile(model.dictionary(lang), data / f"dict.{lang}.txt")
+        write_lines(data / f"test.{source_lang}-{target_lang}.{source_lang}", sources)
+        command = [
+            *(sys.executable, "-u", "-m", "fairseq_cli.generate", str(data)),
+            *("--user-dir", str(user_dir()), "--path", str(model.checkpoint)),
+            *("--source-lang", source_lang, "--target-lang", target_lang),
+            *("--gen-subset", "test", "--dataset-impl", "raw", "--no-progress-bar"),
+            *model.generate_options,
+            *extra,
+        ]
+        hypotheses: dict[int, str] = {}
+        progress = tqdm(
+            total=len(sources), desc="translate", unit=" lines", mininterval=_interval()
+        )
+        with progress:
+            for number, pieces in _hypotheses(command):
+                if number in hypotheses or number >= len(sources):
+                    raise UserError(f"fairseq-generate gave sentence {number} twice or unasked")
+                hypotheses[number] = pieces
+                progress.update()
+    missing = len(sources) - len(hypotheses)
+    if missing:
+        raise UserError(f"fairseq-generate left {missing} of {len(sources)} sentences untranslated")
+    return [hypotheses[number] for number in range(len(sources))]
+
+
+def _hypotheses(command: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Run a fairseq-generate command; its hypotheses (``H-ID``) as they come."""
+    environment = os.environ | {"PYTHONUTF8": "1"}
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, env=environment
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in decode_lines(process.stdout, "fairseq-generate"):
+                    match = re.fullmatch(r"H-(\d+)\t[^\t]*\t(.*)", line, re.DOTALL)
+                    if match is not None:
+                        yield int(match[1]), match[2]
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode < 0:
+            raise UserError(f"fairseq-generate was killed by signal {-process.returncode}")
+        if process.returncode:
+            errors.seek(0)
+            said = [line.strip() for line in errors.read().decode(errors="replace").split("\n")]
+            reason = next((line for line in reversed(said) if line), "it said nothing")
+            raise UserError(
+                f"fairseq-generate failed with status {process.returncode}: "
+                f"{reason.removeprefix('error: ')}"
+            )
+
+
+def translate_lines(
+    model: Model, lines: Sequence[str], name: str, extra: Sequence[str]
+) -> list[str]:
+    """Translate raw lines; a line without text stays an empty line.
+
+    Args:
+        model: what to translate with.
+        lines: raw text without line ends.
+        name: what to call the text in messages.
+        extra: fairseq-generate's options for the search.
+    """
+    encoded = encode_lines(model, lines, name)
+    numbers = [number for number, pieces in enumerate(encoded) if pieces]
+    translations = [""] * len(lines)
+    if numbers:
+        hypotheses = generate(model, [encoded[number] for number in numbers], extra)
+        for number, pieces in zip(numbers, hypotheses, strict=True):
+            translations[number] = model.text.decode(pieces, model.text.target_lang)
+    return translations
+
+
+def _interval() -> float:
+    """Seconds between two progress reports: a terminal redraws its line, a log grows."""
+    return 0.1 if sys.stderr.isatty() else 10.0
+
+
+def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """This tool's arguments and, apart from them, those of fairseq-generate.
+
+    argparse alone would take the 5 of ``MODEL --beam 5`` for INPUT, so MODEL and INPUT are what
+    stands before the first option.
+    """
+    parser = argparse.ArgumentParser(
+        prog="translate.sh",
+        usage=USAGE,
+        description="Translate raw text, one line out for one line in. MODEL is a folder that "
+        "average.sh has made, or a checkpoint in it.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="OUTPUT",
+        help="write here, all or nothing (default: standard output)",
+    )
+    parser.add_argument(
+        "--max-source-positions",
+        type=int,
+        metavar="N",
+        help="refuse lines of more tokens (default: what the model was trained with)",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="take beam, length penalty … from the group generation of this fairseq config",
+    )
+    parser.add_argument("--model-overrides", default="{}", metavar="DICT", help="as in fairseq")
+    is_option = [len(word) > 1 and word.startswith("-") for word in argv]
+    first = is_option.index(True) if True in is_option else len(argv)
+    arguments, extra = parser.parse_known_args(argv[first:])
+    positional = list(argv[:first])
+    if not 1 <= len(positional) <= 2 or (extra and not extra[0].startswith("-")):
+        raise UserError(f"usage: {USAGE}; MODEL and INPUT come before the options")
+    for word in extra:
+        if word.split("=")[0] in RESERVED:
+            raise UserError(
+                f"{word}: not for translate.sh, which gives one line for one line; "
+                "call fairseq-generate for that"
+            )
+    arguments.model = Path(positional[0])
+    arguments.input = None if positional[1:] in ([], ["-"]) else Path(positional[1])
+    return arguments, extra
+
+
+def main() -> None:
+    arguments, extra = parse_arguments(sys.argv[1:])
+    extra = search_options(arguments.config) + extra
+    model = load_model(arguments.model, arguments.max_source_positions, arguments.model_overrides)
+    if arguments.input is None:
+        name = "standard input"
+        lines = list(decode_lines(sys.stdin.buffer, name))
+    else:
+        name = str(arguments.input)
+        lines = list(read_lines(arguments.input))
+    if arguments.output is None:
+        write_stream(sys.stdout.buffer, translate_lines(model, lines, name, extra))
+    else:
+        with replacing(arguments.output) as file:
+            write_stream(file, translate_lines(model, lines, name, extra))
+
+
+if __name__ == "__main__":
+    run_main(main)

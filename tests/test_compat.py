@@ -1,0 +1,195 @@
+"""Each patch of fairseq at work, on fairseq's own functions."""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq import checkpoint_utils, utils
+from fairseq.data import data_utils
+from fairseq.file_io import PathManager
+from fairseq.trainer import Trainer
+
+import rope_fairseq
+from rope_fairseq import compat
+from rope_fairseq.errors import UserError
+
+ROOT = Path(rope_fairseq.__file__).resolve().parent.parent
+
+
+def test_applying_the_patches_again_changes_nothing():
+    names = [
+        (data_utils, "batch_by_size"),
+        (PathManager, "copy"),
+        (Trainer, "save_checkpoint"),
+        (checkpoint_utils, "load_checkpoint"),
+        (utils, "import_user_module"),
+        (sys, "excepthook"),
+    ]
+    before = [getattr(owner, name) for owner, name in names]
+    compat.apply()
+    assert [getattr(owner, name) for owner, name in names] == before
+
+
+def test_checkpoints_with_a_namespace_load_and_those_that_run_code_do_not(tmp_path):
+    good = tmp_path / "good.pt"
+    torch.save({"args": argparse.Namespace(lr=[0.1])}, good)
+    assert torch.load(good)["args"].lr == [0.1]
+
+    class Bad:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    bad = tmp_path / "bad.pt"
+    torch.save({"args": Bad()}, bad)
+    with pytest.raises(Exception, match=r"mkdir"):
+        torch.load(bad)
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 296, 300, 3003])
+@pytest.mark.parametrize("multiple", [1, 8])
+@pytest.mark.parametrize("lengths_as", ["function", "vector"])
+def test_no_sentence_is_lost_whatever_the_batch_multiple(count, multiple, lengths_as):
+    lengths = np.random.RandomState(count).randint(1, 40, count).astype(np.int64)
+    order = np.argsort(lengths, kind="stable")
+    batches = data_utils.batch_by_size(
+        order,
+        lambda index: lengths[index],
+        num_tokens_vec=lengths[order] if lengths_as == "vector" else None,
+        max_tokens=400,
+        required_batch_size_multiple=multiple,
+    )
+    assert np.concatenate(batches).tolist() == order.tolist()
+    assert max(len(b) * lengths[b].max() for b in batches) <= 400
+
+
+def test_an_empty_set_makes_no_batch():
+    assert data_utils.batch_by_size([], lambda index: 1, max_tokens=10) == []
+
+
+def test_checkpoints_are_copied_whole_or_not_at_all(tmp_path, monkeypatch):
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    source.write_bytes(b"new")
+    target.write_bytes(b"old")
+
+    def interrupted(src, dst):
+        Path(dst).write_bytes(b"n")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"old"
+    assert PathManager.copy(str(source), str(target), overwrite=True)
+    assert target.read_bytes() == b"new"
+
+
+def copy_of_the_plugin(folder: Path, version: str) -> Path:
+    path = folder / "rope_fairseq"
+    path.mkdir()
+    (path / "version.py").write_text(f'__version__ = "{version}"\n')
+    return path
+
+
+def test_another_copy_of_the_same_version_is_the_same_plugin(tmp_path):
+    path = copy_of_the_plugin(tmp_path, rope_fairseq.__version__)
+    utils.import_user_module(argparse.Namespace(user_dir=str(path)))
+    assert sys.modules["rope_fairseq"] is rope_fairseq
+
+
+def test_another_version_is_refused_by_name(tmp_path):
+    path = copy_of_the_plugin(tmp_path, "0.0.1")
+    with pytest.raises(UserError, match=r"0\.0\.1 there, but .* is loaded from"):
+        utils.import_user_module(argparse.Namespace(user_dir=str(path)))
+
+
+def test_other_user_dirs_are_left_to_fairseq(tmp_path):
+    (tmp_path / "some_plugin").mkdir()
+    (tmp_path / "some_plugin" / "__init__.py").write_text("loaded = True\n")
+    utils.import_user_module(argparse.Namespace(user_dir=str(tmp_path / "some_plugin")))
+    assert sys.modules["some_plugin"].loaded
+    with pytest.raises(FileNotFoundError):
+        utils.import_user_module(argparse.Namespace(user_dir=str(tmp_path / "nowhere")))
+
+
+def python(code: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+
+
+def test_a_second_registration_is_refused():
+    code = (
+        "import sys, rope_fairseq, importlib\n"
+        "del sys.modules['rope_fairseq.models.rope_transformer']\n"
+        "importlib.import_module('rope_fairseq.models.rope_transformer')\n"
+    )
+    result = python(code)
+    assert result.returncode == 1
+    assert "rope_transformer is already registered" in result.stderr.splitlines()[-1]
+
+
+def test_user_errors_are_one_line_and_others_keep_their_traceback():
+    raised = "import rope_fairseq\nfrom rope_fairseq.errors import UserError\nraise "
+    result = python(raised + "UserError('--rope-base 0: must be\\n a positive number')")
+    assert (result.returncode, result.stderr) == (
+        1,
+        "error: --rope-base 0: must be a positive number\n",
+    )
+    result = python(raised + "KeyError('x')")
+    assert result.returncode == 1 and "Traceback" in result.stderr
+
+
+def load(monkeypatch, saved, updates, *, patience=-1, max_update=0, reset_meters=False):
+    """fairseq's load_checkpoint, patched, around a trainer that resumes at ``updates``."""
+    state = SimpleNamespace()
+    monkeypatch.setattr(compat, "_early_stopping", lambda: state)
+    trainer = SimpleNamespace(
+        updates=0,
+        get_num_updates=lambda: trainer.updates,
+        cfg=SimpleNamespace(optimization=SimpleNamespace(max_update=max_update)),
+    )
+
+    def original(cfg, trainer):
+        trainer.updates = updates
+        return saved, SimpleNamespace(next_epoch_idx=3)
+
+    cfg = SimpleNamespace(patience=patience, reset_meters=reset_meters)
+    _, itr = compat.wrap_load_checkpoint(original)(cfg, trainer)
+    return state, itr.next_epoch_idx
+
+
+def test_early_stopping_goes_on_where_it_was(monkeypatch):
+    saved = {"early_stopping": {"best": 4.5, "num_runs": 2}}
+    state, epoch = load(monkeypatch, saved, 100, patience=3)
+    assert (state.best, state.num_runs, epoch) == (4.5, 2, 3)
+
+
+def test_a_run_out_of_patience_or_at_its_last_update_trains_no_further(monkeypatch):
+    saved = {"early_stopping": {"best": 4.5, "num_runs": 3}}
+    assert load(monkeypatch, saved, 100, patience=3)[1] == float("inf")
+    assert load(monkeypatch, saved, 100, patience=4)[1] == 3
+    assert load(monkeypatch, saved, 100)[1] == 3
+    assert load(monkeypatch, saved, 100, max_update=100)[1] == float("inf")
+    assert load(monkeypatch, saved, 100, max_update=101)[1] == 3
+
+
+def test_fine_tuning_and_reset_meters_start_their_own_count(monkeypatch):
+    saved = {"early_stopping": {"best": 4.5, "num_runs": 3}}
+    state, epoch = load(monkeypatch, saved, 0, patience=3)
+    assert not vars(state) and epoch == 3
+    state, epoch = load(monkeypatch, saved, 100, patience=3, reset_meters=True)
+    assert not vars(state) and epoch == 3
+
+
+def test_a_checkpoint_of_stock_fairseq_resumes(monkeypatch):
+    state, epoch = load(monkeypatch, {}, 100, patience=3)
+    assert not vars(state) and epoch == 3
