@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
@@ -27,10 +28,11 @@ logger = logging.getLogger(__name__)
 
 def apply() -> None:
     """Apply every patch; a second call changes nothing."""
-    silence_import_notices()
+    silence_start_up_notices()
     allow_checkpoint_classes()
     keep_last_batch()
     copy_checkpoints_atomically()
+    keep_batches_on_resume()
     resume_early_stopping()
     guard_user_dir()
     show_user_errors_in_one_line()
@@ -47,11 +49,16 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, staticmethod(patched) if is_static else patched)
 
 
-def silence_import_notices() -> None:
-    """Importing fairseq logs that tensorboardX is missing, which only its speech tasks need, and
-    by that sets the root logger to INFO. The notice would stand before every message of our own
-    commands. 0.12.3."""
+def silence_start_up_notices() -> None:
+    """What every command would say before its first own word, and what no user can act on.
+
+    fairseq was written for Hydra 1.0 and Hydra ≥ 1.1 warns of that in some twenty lines; importing
+    fairseq logs that tensorboardX, which only its speech tasks need, is missing. 0.12.3.
+    """
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+    logging.getLogger("hydra").setLevel(logging.WARNING)
+    hydra = r"(?s).*(hydra|ConfigStore schema|strict flag in the compose API|package header)"
+    warnings.filterwarnings("ignore", message=hydra, category=UserWarning)
 
 
 def allow_checkpoint_classes() -> None:
@@ -110,6 +117,36 @@ def copy_checkpoints_atomically() -> None:
     _replace(PathManager, "copy", make)
 
 
+def keep_batches_on_resume() -> None:
+    """Sentences are put into batches once, when training starts, with the seed plus the number of
+    the epoch: a run resumed in epoch 5 trains on other batches than the run that got there, and
+    ends elsewhere. Here the batches are always those of a start in epoch 1. 0.12.3 and main.
+
+    Iterators that fairseq makes anew for each epoch (sharded data, ``rebuild_batches``) stay.
+    """
+    from fairseq.tasks import FairseqTask
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_batch_iterator(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            epoch = kwargs.get("epoch", 1)
+            made_once = (
+                self.can_reuse_epoch_itr(dataset)
+                and not kwargs.get("disable_iterator_cache", False)
+                and not kwargs.get("update_epoch_batch_itr", False)
+                and not getattr(self.cfg, "rebuild_batches", False)
+            )
+            if epoch == 1 or not made_once or dataset in self.dataset_to_epoch_iter:
+                return original(self, dataset, *args, **kwargs)
+            iterator = original(self, dataset, *args, **{**kwargs, "epoch": 1})
+            dataset.set_epoch(epoch)
+            iterator.epoch = epoch
+            return iterator
+
+        return get_batch_iterator
+
+    _replace(FairseqTask, "get_batch_iterator", make)
+
+
 def _early_stopping() -> Any:
     """The function whose attributes ``best`` and ``num_runs`` are fairseq's early stopping; with
     ``python -m fairseq_cli.train`` it lives in ``__main__``."""
@@ -164,7 +201,8 @@ def wrap_load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         if updates >= (trainer.cfg.optimization.max_update or math.inf) or out_of_patience:
             reason = "out of patience" if out_of_patience else "--max-update is reached"
             logger.info("training is complete at %d updates: %s", updates, reason)
-            epoch_itr = SimpleNamespace(next_epoch_idx=math.inf)  # ends the loop over epochs
+            # fairseq trains while next_epoch_idx <= --max-epoch, which may be infinite.
+            epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
         return extra_state, epoch_itr
 
     return load_checkpoint
