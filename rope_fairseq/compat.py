@@ -257,7 +257,9 @@ def _version_at(path: str) -> str | None:
 
 def show_user_errors_in_one_line() -> None:
     """A :class:`UserError` that leaves fairseq-train or fairseq-generate is printed as one line,
-    without the traceback, which says nothing to the user. Exit status 1, as for any exception."""
+    without the traceback, which says nothing to the user. Exit status 1, as for any exception.
+    Hydra prints half a traceback of its own unless it is told to let errors through."""
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     previous = sys.excepthook
     if getattr(previous, "_rope_fairseq_patch", False):
         return

@@ -2,7 +2,8 @@
 # train.sh RECIPE [--work DIR] [overrides of the config, such as optimization.max_update=5000]
 #
 # Trains the recipe's model with fairseq-hydra-train and the recipe's file of configs/, into
-# checkpoints/. A run that was interrupted goes on from its last checkpoint; one with other data or
+# checkpoints/. Overrides are those of Hydra: KEY=VALUE for a key of the file, +KEY=VALUE for one that it
+# does not have. A run that was interrupted goes on from its last checkpoint; one with other data or
 # other options starts anew.
 
 # shellcheck source=scripts/common.sh

@@ -1,0 +1,162 @@
+"""The scripts from raw text to scores: prepare, train (killed and resumed), average, translate,
+score, on a project of its own with a toy corpus."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.tiny import ROOT, run, sentences
+
+STEPS = ["data", "bpe", "encode", "binarize", "train", "average", "translate", "score"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory) -> Path:
+    """The project's scripts and package with the recipe ``toy`` instead of its own ones."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("scripts", "rope_fairseq"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    corpus = folder / "data-prep" / "toy"
+    corpus.mkdir(parents=True)
+    for seed, (split, count) in enumerate({"train": 300, "valid": 12, "test": 12}.items()):
+        for side, lang in enumerate(("en", "de")):
+            lines = [pair[side] + "\n" for pair in sentences(count, seed)]
+            (corpus / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
+    (corpus / "get.sh").write_text(
+        '#!/usr/bin/env bash\nset -euo pipefail\nmkdir -p "$1"\ncp "$(dirname "$0")"/*.?? "$1/"\n'
+        'rm "$1/get.sh"\n'
+    )
+    (corpus / "get.sh").chmod(0o755)
+    demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
+    demo["common"]["log_interval"] = 1
+    demo["model"] |= {
+        "encoder_embed_dim": 64,
+        "encoder_ffn_embed_dim": 128,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "dropout": 0.1,
+    }
+    demo["optimization"] |= {"max_update": 26, "lr": [0.005]}
+    demo["lr_scheduler"]["warmup_updates"] = 10
+    demo["dataset"]["max_tokens"] = 500
+    demo["checkpoint"]["save_interval_updates"] = 4
+    (folder / "configs" / "recipes").mkdir(parents=True)
+    (folder / "configs" / "toy.yaml").write_text(yaml.safe_dump(demo))
+    recipe = yaml.safe_load((ROOT / "configs" / "recipes" / "demo.yaml").read_text())
+    recipe |= {"corpus": "toy", "config": "toy", "vocab_size": 100, "expected": {}}
+    (folder / "configs" / "recipes" / "toy.yaml").write_text(yaml.safe_dump(recipe))
+    return folder
+
+
+def script(project: Path, name: str, *arguments: str) -> subprocess.CompletedProcess:
+    return run(project / "scripts" / name, *arguments, env={"PYTHON": sys.executable})
+
+
+def succeed(result: subprocess.CompletedProcess) -> str:
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def what_ran(output: str) -> dict[str, str]:
+    """Step → 'running' or 'up to date', as the scripts report."""
+    return dict(re.findall(rf"^({'|'.join(STEPS)}): (running|up to date)", output, re.MULTILINE))
+
+
+def kill_during_training(project: Path, update: int) -> None:
+    """Start reproduce.sh and kill it and all its processes in the middle of training."""
+    command = [str(project / "scripts" / "reproduce.sh"), "toy"]
+    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if re.search(rf"epoch 0.*num_updates[ =]{update}\b", line):
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        else:
+            raise AssertionError(f"the run ended before update {update}")
+
+
+def test_from_raw_text_to_scores_through_a_kill(project):
+    kill_during_training(project, 14)
+    work = project / "exp" / "toy"
+    assert not (work / "manifests" / "train.json").exists()
+    assert (work / "checkpoints" / "checkpoint_last.pt").is_file()
+
+    output = succeed(script(project, "reproduce.sh", "toy"))
+    assert what_ran(output) == {
+        step: "up to date" if step in STEPS[:4] else "running" for step in STEPS
+    }
+    assert "Loaded checkpoint" in output and "@ 12 updates" in output  # it went on
+    averaged = torch.load(work / "model" / "averaged.pt")
+    updates = [entry["updates"] for entry in averaged["extra_state"]["averaged_from"]]
+    assert updates == [8, 12, 16, 20, 24]  # fairseq keeps the last update under another name
+
+    # What the user gets to see: three scores with their kinds, five samples, the model, the time.
+    scores = json.loads((work / "scores.json").read_text())
+    for kind in ("sacreBLEU", "tokenized BLEU", "chrF2"):
+        assert re.search(rf"^{kind} .*\d", output, re.MULTILINE), output[-3000:]
+    assert re.search(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:", output)
+    assert scores
+    sampled = output.partition("Sample translations")[2]
+    assert len(re.findall(r"^\s*reference", sampled, re.MULTILINE)) >= 5
+    assert str(work / "model" / "averaged.pt") in output
+    assert (work / "test.hyp.de").read_text().count("\n") == 12
+    for step in STEPS:
+        assert (work / "logs" / f"{step}.log").is_file()
+
+    again = succeed(script(project, "reproduce.sh", "toy"))
+    assert what_ran(again) == dict.fromkeys(STEPS, "up to date")
+
+
+def test_one_changed_option_reruns_exactly_the_later_steps(project):
+    succeed(script(project, "reproduce.sh", "toy"))
+    path = project / "configs" / "recipes" / "toy.yaml"
+    recipe = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump(recipe | {"average": {"last": 3, "by": "update"}}))
+    output = succeed(script(project, "reproduce.sh", "toy"))
+    assert what_ran(output) == {
+        step: "running" if step in STEPS[5:] else "up to date" for step in STEPS
+    }
+    # Another option of training: it starts anew, not from the old checkpoints.
+    output = succeed(script(project, "train.sh", "toy", "optimization.max_update=5"))
+    assert what_ran(output) == {"train": "running"}
+    assert "Loaded checkpoint" not in output
+    assert not (project / "exp/toy/checkpoints/checkpoint_3_20.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nosuch"], "recipe 'nosuch'"),
+        ([], "no recipe given"),
+        (["toy", "beam"], "unknown argument beam"),
+        (["toy", "checkpoint.keep_interval_updates=1"], "keeps 1 checkpoints by update"),
+        (["toy", "--work", "/proc/none"], "work folder /proc/none cannot be written to"),
+        (["toy", "model.position_encoding=ropes"], "--position-encoding ropes: choose from"),
+        (["toy", "model.encoder_embed_dim=36"], "head dimension 9"),
+    ],
+)
+def test_bad_input_to_training_is_one_line(project, arguments, message):
+    if any(argument.startswith("model.") for argument in arguments):
+        succeed(script(project, "prepare.sh", "toy"))
+    result = script(project, "train.sh", *arguments)
+    assert result.returncode != 0
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0]
+    assert "Traceback" not in result.stderr
