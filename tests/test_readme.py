@@ -1,0 +1,80 @@
+"""The README's commands, run as they stand there on a small corpus."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import ROOT, sentences
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(
+    r"<!-- tests/test_readme\.py runs this block -->\n```(bash|python)\n(.*?)```", README, re.DOTALL
+)
+# The toy corpus is too small for 8,000 pieces, and a test too short for 8,000 updates.
+SMALLER = {
+    "--vocab-size 8000": "--vocab-size 100",
+    "--warmup-updates 2000": "--warmup-updates 20",
+    "--max-tokens 4096 --max-update 8000 --save-interval-updates 500": (
+        "--max-tokens 500 --max-update 150 --save-interval-updates 25 --num-workers 0"
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "corpus").mkdir()
+    for name in ("rope_fairseq", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
+    for seed, (split, count) in enumerate({"train": 300, "valid": 12, "test": 12}.items()):
+        for side, lang in enumerate(("en", "de")):
+            lines = [pair[side] + "\n" for pair in sentences(count, seed)]
+            (folder / "corpus" / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def run_block(folder: Path, kind: str, text: str) -> str:
+    tools = Path(sys.executable).parent
+    environment = os.environ | {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(folder),
+        "OMP_NUM_THREADS": "1",
+    }
+    command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-c"]
+    result = subprocess.run(
+        [*command, text], cwd=folder, env=environment, capture_output=True, encoding="utf-8"
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
+
+
+def test_the_commands_of_the_readme_work_in_their_order(folder):
+    assert [kind for kind, _ in BLOCKS] == ["bash", "bash", "python"]
+    train = BLOCKS[0][1]
+    for stated, smaller in SMALLER.items():
+        assert train.count(stated) == 1, stated
+        train = train.replace(stated, smaller)
+    output = run_block(folder, "bash", train)
+    for kind in ("sacreBLEU", "tokenized BLEU", "chrF2"):
+        assert re.search(rf"^{kind} .*\d", output, re.MULTILINE)
+
+    output = run_block(folder, *BLOCKS[1])
+    assert (folder / "test.hyp.de").read_text().count("\n") == 12
+    assert len(re.findall(r"^D-\d", output, re.MULTILINE)) == 3
+
+    sentence = "Open the file."
+    (folder / "one.en").write_text(sentence + "\n")
+    expected = run_block(folder, "bash", "scripts/translate.sh model one.en")
+    assert run_block(folder, *BLOCKS[2]) == expected and expected.strip()
+
+
+def test_every_file_that_the_readme_links_to_exists():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)|src=\"([^\"]+)\"", README)
+    assert links
+    for link in (a or b for a, b in links):
+        assert (ROOT / link).exists(), link
