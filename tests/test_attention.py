@@ -303,3 +303,24 @@ def test_the_interface_carries_bias_and_value_terms_in_both_modes():
     for t in range(6):
         step, _ = module(x[t : t + 1], None, None, incremental_state=state, need_weights=False)
         torch.testing.assert_close(step[0], expected[t], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kernel"),
+    [
+        (dict(causal=True), "flash"),
+        (dict(causal=True, key_padding_mask=padding([7, 5, 2], 7)), "flash"),
+        (dict(key_padding_mask=padding([7, 5, 2], 7)), "flash"),
+        (dict(bias=torch.zeros(1, 1, 7, 7)), "flash"),
+        # The CPU's fast kernel serves neither of these; both are right, and slower.
+        (dict(dropout_p=0.1), "math"),
+        (dict(bias=torch.zeros(1, 1, 7, 7, requires_grad=True)), "math"),
+    ],
+)
+def test_which_kernel_runs_on_the_cpu(settings, kernel):
+    q, k, v = (torch.randn(3, 2, 7, 8, requires_grad=True) for _ in range(3))
+    with torch.profiler.profile() as profile:
+        attend(q, k, v, **settings)
+    ran = {event.key for event in profile.key_averages()}
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) == (kernel == "flash")
+    assert ("aten::_scaled_dot_product_attention_math" in ran) == (kernel == "math")
