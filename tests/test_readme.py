@@ -1,5 +1,6 @@
 """The README's commands, run as they stand there on a small corpus."""
 
+import json
 import os
 import re
 import subprocess
@@ -78,3 +79,20 @@ def test_every_file_that_the_readme_links_to_exists():
     assert links
     for link in (a or b for a, b in links):
         assert (ROOT / link).exists(), link
+
+
+def test_the_numbers_in_the_results_table_are_those_of_results():
+    rows = {
+        cells[1].strip("`"): [float(cell) for cell in cells[2:5]]
+        for cells in (
+            [cell.strip() for cell in row.strip("|").split("|")]
+            for row in re.findall(r"^\| .*`.*\|$", README.partition("## Train")[0], re.MULTILINE)
+        )
+    }
+    results = [json.loads(path.read_text()) for path in (ROOT / "results").glob("demo-*.json")]
+    assert {result["position_encoding"] for result in results} == rows.keys()
+    for result in results:
+        scores = [round(score["value"], 2) for score in result["scores"]]
+        assert rows[result["position_encoding"]] == scores
+        for score in result["scores"]:
+            assert score["signature"] in README
