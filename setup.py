@@ -36,6 +36,7 @@ EXTRAS_REQUIRE = {
     "test": [
         "pytest>=8,<10",
         "pytest-timeout>=2.3,<3",  # a hanging training must not hang the test run
+        "pytest-xdist>=3.6,<4",  # the suite is many short processes: it runs on all cores
         "packaging>=24",  # compares the lock with the bounds above
         "transformers>=5,<6",  # independent RoFormer and Llama rotations to compare with
     ],

@@ -17,8 +17,9 @@ _ZIP_MAGIC = b"PK\x03\x04"
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Load a fairseq checkpoint to the CPU; tensors stay in the file until they are used.
 
-    Only tensors, plain data and what `rope_fairseq.compat` allows (``argparse.Namespace``) are
-    rebuilt: a checkpoint that calls anything else is refused and nothing of it runs.
+    Only tensors, plain data and what `rope_fairseq.compat` allows (``argparse.Namespace``, NumPy
+    arrays of numbers) are rebuilt: a checkpoint that calls anything else is refused and nothing
+    of it runs.
 
     Raises:
         UserError: the file is truncated, no fairseq checkpoint, or more than plain data.
@@ -40,8 +41,19 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         reason = str(error).strip().split("\n")[0]
         raise UserError(f"{path}: not a checkpoint, or a damaged one ({reason})") from error
     model = state.get("model") if isinstance(state, dict) else None
-    if not isinstance(model, Mapping) or not all(map(torch.is_tensor, model.values())):
+    if not isinstance(model, Mapping) or not model or not all(map(torch.is_tensor, model.values())):
         raise UserError(f"{path}: not a fairseq checkpoint: it holds no model")
+    assert isinstance(state, dict)
+    for key, kinds in {
+        "args": (Namespace,),
+        "cfg": (Mapping,),
+        "extra_state": (Mapping,),
+        "optimizer_history": (list,),
+    }.items():
+        if state.get(key) is not None and not isinstance(state[key], kinds):
+            raise UserError(
+                f"{path}: not a fairseq checkpoint: its {key} is no {kinds[0].__name__}"
+            )
     return state
 
 

@@ -6,14 +6,24 @@ work. ``apply()`` is called when the package is imported and may be called again
 """
 
 import argparse
+import ast
+import atexit
+import contextlib
 import functools
 import importlib
+import itertools
 import logging
 import math
 import os
+import queue
+import re
 import sys
+import threading
+import time
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from pickle import UnpicklingError
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import Any
 
@@ -30,10 +40,12 @@ def apply() -> None:
     """Apply every patch; a second call changes nothing."""
     silence_start_up_notices()
     allow_checkpoint_classes()
+    read_options_as_data()
     keep_last_batch()
     copy_checkpoints_atomically()
     keep_batches_on_resume()
     resume_early_stopping()
+    end_loading_at_exit()
     guard_user_dir()
     show_user_errors_in_one_line()
 
@@ -57,15 +69,57 @@ def silence_start_up_notices() -> None:
     """
     logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     logging.getLogger("hydra").setLevel(logging.WARNING)
-    hydra = r"(?s).*(hydra|ConfigStore schema|strict flag in the compose API|package header)"
+    # Registering the tokenizer imports text.py before ``python -m rope_fairseq.text`` runs it.
+    warnings.filterwarnings("ignore", message=r"'rope_fairseq\.\w+' found in sys\.modules")
+    hydra = r"(?s).*(hydra|version_base|ConfigStore schema|strict flag|package header)"
     warnings.filterwarnings("ignore", message=hydra, category=UserWarning)
 
 
 def allow_checkpoint_classes() -> None:
-    """torch ≥ 2.6 loads only tensors and plain data unless told of more (``weights_only``), and
-    the options inside a fairseq-train checkpoint are an ``argparse.Namespace``, which holds data
-    and runs nothing. Needed for torch ≥ 2.6 with every fairseq."""
-    torch.serialization.add_safe_globals([argparse.Namespace])
+    """torch ≥ 2.6 loads only tensors and plain data unless told of more (``weights_only``). A
+    fairseq-train checkpoint holds its options as an ``argparse.Namespace`` and, after validation
+    with ``--eval-bleu``, the n-gram counts as NumPy arrays of numbers. All of these hold data and
+    run nothing. Needed for torch ≥ 2.6 with every fairseq."""
+    rebuild = np.empty(0).__reduce__()[0]  # NumPy's function for arrays, wherever it lives
+    numbers = [type(np.dtype(kind)) for kind in (np.int64, np.int32, np.float64, np.float32)]
+    allowed: list[Any] = [argparse.Namespace, np.ndarray, np.dtype, *numbers]
+    for module in ("numpy._core.multiarray", "numpy.core.multiarray"):  # NumPy 2 and 1
+        allowed.append((rebuild, f"{module}._reconstruct"))
+    torch.serialization.add_safe_globals(allowed)
+
+
+def read_options_as_data() -> None:
+    """``utils.eval_str_list`` and its sisters run option strings as Python code. Those strings are
+    also read from a checkpoint (``adaptive_softmax_cutoff``), which may come from anywhere: they
+    are parsed as literals here. 0.12.3 and main.
+
+    fairseq's other model families (fconv, wav2vec, …) call ``eval`` themselves; our own tools
+    refuse their checkpoints (see :func:`rope_fairseq.hub.check_family`).
+    """
+    from fairseq import utils
+
+    def literal(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            raise UserError(f"option value {value!r}: must be a Python literal") from None
+
+    def eval_str_list(x: Any, type: Callable[[Any], Any] = float) -> Any:
+        if x is None:
+            return None
+        x = literal(x)
+        return [type(item) for item in x] if isinstance(x, Iterable) else [type(x)]
+
+    def eval_str_dict(x: Any, type: Any = dict) -> Any:
+        return literal(x)
+
+    def eval_bool(x: Any, default: bool = False) -> bool:
+        return bool(literal(x)) if isinstance(x, str) else default
+
+    for function in (eval_str_list, eval_str_dict, eval_bool):
+        _replace(utils, function.__name__, functools.partial(lambda new, original: new, function))
 
 
 def keep_last_batch() -> None:
@@ -162,7 +216,8 @@ def resume_early_stopping() -> None:
     one update more. 0.12.3 and main.
 
     The state goes into ``extra_state["early_stopping"]`` of each checkpoint. A checkpoint that is
-    the end of its run (``--max-update`` reached or patience exhausted) trains no further.
+    the end of its run (``--max-update`` or ``--stop-time-hours`` reached, or out of patience)
+    trains no further.
     """
     from fairseq import checkpoint_utils
     from fairseq.trainer import Trainer
@@ -197,15 +252,61 @@ def wrap_load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         if saved is not None and saved["best"] is not None:
             state = _early_stopping()
             state.best, state.num_runs = saved["best"], saved["num_runs"]
-        out_of_patience = saved is not None and 0 < cfg.patience <= saved["num_runs"]
-        if updates >= (trainer.cfg.optimization.max_update or math.inf) or out_of_patience:
-            reason = "out of patience" if out_of_patience else "--max-update is reached"
+        # A checkpoint named by --restore-file is a start for whatever the user wants next.
+        own = extra_state is not None and cfg.restore_file == "checkpoint_last.pt"
+        reason = _why_complete(trainer, cfg.patience, saved) if own else None
+        if reason is not None:
             logger.info("training is complete at %d updates: %s", updates, reason)
             # fairseq trains while next_epoch_idx <= --max-epoch, which may be infinite.
             epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
         return extra_state, epoch_itr
 
     return load_checkpoint
+
+
+def _why_complete(trainer: Any, patience: int, saved: dict[str, Any] | None) -> str | None:
+    """Why a run that is started again has nothing left to do, or None."""
+    limits = trainer.cfg.optimization
+    if trainer.get_num_updates() >= (limits.max_update or math.inf):
+        return "--max-update is reached"
+    if 0 < limits.stop_time_hours * 3600 < trainer.cumulative_training_time():
+        return "--stop-time-hours is reached"
+    if saved is not None and 0 < patience <= saved["num_runs"]:
+        return "out of patience"
+    return None
+
+
+def end_loading_at_exit() -> None:
+    """Batches are prepared ahead in a daemon thread. A run that ends inside an epoch
+    (``--max-update``) leaves it at work while Python shuts down, and now and then the process dies
+    of it after its last checkpoint: "terminate called without an active exception", status 134.
+    The thread is told to stop at exit, and waited for. 0.12.3 and main, with torch's C++ threads.
+    """
+    from fairseq.data import iterators
+
+    consumers: weakref.WeakSet[Any] = weakref.WeakSet()
+    stopping = threading.Event()
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: Any) -> None:
+            consumers.add(self)
+            self._source = itertools.takewhile(lambda _: not stopping.is_set(), self._source)
+            original(self)
+
+        return run
+
+    def stop() -> None:
+        stopping.set()
+        deadline = time.monotonic() + 10
+        for consumer in list(consumers):
+            while consumer.is_alive() and time.monotonic() < deadline:
+                with contextlib.suppress(queue.Empty):
+                    consumer._queue.get_nowait()  # makes room for a put that waits
+                consumer.join(0.01)
+
+    if not getattr(iterators.BackgroundConsumer.run, "_rope_fairseq_patch", False):
+        atexit.register(stop)
+    _replace(iterators.BackgroundConsumer, "run", make)
 
 
 def guard_user_dir() -> None:
@@ -256,19 +357,38 @@ def _version_at(path: str) -> str | None:
 
 
 def show_user_errors_in_one_line() -> None:
-    """A :class:`UserError` that leaves fairseq-train or fairseq-generate is printed as one line,
-    without the traceback, which says nothing to the user. Exit status 1, as for any exception.
-    Hydra prints half a traceback of its own unless it is told to let errors through."""
+    """Errors that the user can mend leave fairseq's commands as one line, without the traceback,
+    which says nothing to the user: a :class:`UserError`, a file that is missing or cannot be
+    read, a checkpoint that is refused or does not fit the model. Exit status 1, as for any
+    exception. Hydra prints half a traceback of its own unless it is told to let errors through.
+    """
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     previous = sys.excepthook
     if getattr(previous, "_rope_fairseq_patch", False):
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, UserError):
-            print(f"error: {describe(error)}", file=sys.stderr)
-        else:
+        line = _in_one_line(error)
+        if line is None:
             previous(kind, error, trace)
+        else:
+            print(f"error: {line}", file=sys.stderr)
 
     hook._rope_fairseq_patch = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def _in_one_line(error: BaseException) -> str | None:
+    if isinstance(error, UserError | OSError):
+        return describe(error)
+    text = str(error)
+    if isinstance(error, UnpicklingError) and "weights_only" in text:
+        wanted = re.search(r"GLOBAL (\S+)", text)
+        return (
+            f"a checkpoint calls for {wanted[1] if wanted else 'more than data'}: not one that can "
+            "be loaded safely; nothing of it was run"
+        )
+    if isinstance(error, RuntimeError) and "in loading state_dict" in text:
+        first = " ".join(text.split("\n")[1:2]).strip()[:300]
+        return f"the checkpoint does not fit the model or the dictionaries: {first}"
+    return None

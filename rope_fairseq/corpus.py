@@ -75,10 +75,16 @@ def train_bpe(text: Text, data: Path, vocab_size: int, output: Path) -> None:
     pairs = count_pairs(*files)
     _make_folder(output)
 
+    unreadable: list[UserError] = []
+
     def sentences() -> Iterator[str]:
         for file, lang in zip(files, (text.source_lang, text.target_lang), strict=True):
-            for line in progress(read_lines(file), pairs, f"tokenize {file.name} for BPE"):
-                yield text.tokenize(line, lang)
+            try:
+                for line in progress(read_lines(file), pairs, f"tokenize {file.name} for BPE"):
+                    yield text.tokenize(line, lang)
+            except UserError as error:  # sentencepiece would make it a RuntimeError of its own
+                unreadable.append(error)
+                raise
 
     model = io.BytesIO()
     try:
@@ -102,6 +108,8 @@ def train_bpe(text: Text, data: Path, vocab_size: int, output: Path) -> None:
             minloglevel=2,
         )
     except RuntimeError as error:
+        if unreadable:
+            raise unreadable[0] from None
         raise UserError(_explain_vocab_size(vocab_size, str(error), files)) from None
     with replacing(output / MODEL_FILE) as stream:
         stream.write(model.getvalue())

@@ -15,6 +15,7 @@ from typing import Any
 
 from fairseq import hub_utils
 from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 from torch import Tensor
 
 from rope_fairseq.checkpoint import load_checkpoint, options
@@ -24,6 +25,9 @@ from rope_fairseq.text import OPTIONS_FILE, Text
 # How this project translates (Vaswani et al., 2017, section 6.1): the score of a hypothesis is
 # divided by ``(step + 1) ** lenpen``, and it has at most ``max_len_a * source + max_len_b`` tokens.
 GENERATION: dict[str, Any] = {"beam": 4, "lenpen": 0.6, "max_len_a": 1, "max_len_b": 50}
+
+# Model families that translate.sh and hub load.
+FAMILIES = ("rope_transformer", "transformer")
 
 # fairseq-generate's own batches, so that hub and translate.sh compute the same.
 MAX_TOKENS = 12000
@@ -147,10 +151,13 @@ def from_pretrained(
     for name in checkpoint_file.split(os.pathsep):
         path = folder / name
         state = load_checkpoint(path)
+        check_family(path, state)
         if wanted is not None:
             kwargs = raised_limits(path, state, wanted) | kwargs
         if text is not None:
-            check_dictionaries(path, state, folder / data_name_or_path, text)
+            data = Path(data_name_or_path)
+            relative = data_name_or_path.startswith(".")
+            check_dictionaries(path, state, folder / data if relative else data, text)
     kwargs.setdefault("max_tokens", max(MAX_TOKENS, wanted or 0))
     kwargs.setdefault("batch_size", None)
     kwargs["generation_args"] = GENERATION | (kwargs.get("generation_args") or {})
@@ -161,6 +168,25 @@ def from_pretrained(
     if wanted is not None:
         hub.max_positions = (wanted, hub.max_positions[1])
     return hub
+
+
+def check_family(checkpoint: Path, state: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of another kind of model than fairseq's Transformer and ours.
+
+    Other families of fairseq run option strings of the checkpoint as Python code (``eval``), and a
+    checkpoint may come from anywhere.
+    """
+    for group, known in (
+        ("model", lambda name: ARCH_MODEL_NAME_REGISTRY.get(name) in FAMILIES),
+        ("task", lambda name: name == "translation"),
+    ):
+        stored = options(state, group)
+        name = stored.get("_name") or stored.get("arch" if group == "model" else "task")
+        if not known(name):
+            raise UserError(
+                f"{checkpoint}: its {group} is {name!r}; only translation models of the families "
+                f"{' and '.join(FAMILIES)} are loaded"
+            )
 
 
 def check_dictionaries(

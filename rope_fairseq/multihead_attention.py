@@ -54,6 +54,8 @@ class PositionedAttention(MultiheadAttention):
             raise ValueError("either self_attention or encoder_decoder_attention must be set")
         if position is not None and not self.self_attention:
             raise ValueError("a position encoding belongs to self-attention")
+        # The name by which --retain-dropout-modules knows this module in stock models.
+        self.dropout_module.module_name = "MultiheadAttention"
         self.position = position if position is not None else PositionEncoding()
         self.causal = causal
 

@@ -34,6 +34,7 @@ from rope_fairseq.hub import (
     GENERATION,
     MAX_TOKENS,
     check_dictionaries,
+    check_family,
     raised_limits,
     trained_limits,
 )
@@ -86,7 +87,10 @@ def load_model(path: Path, max_source_positions: int | None, model_overrides: st
     for needed in (checkpoint, *(checkpoint.parent / name for name in (OPTIONS_FILE, MODEL_FILE))):
         if not needed.is_file():
             raise UserError(f"{needed}: no such file; MODEL is a folder that average.sh has made")
+    if ":" in str(checkpoint):
+        raise UserError(f"{checkpoint}: fairseq takes ':' for a list of models; rename the folder")
     state = load_checkpoint(checkpoint)
+    check_family(checkpoint, state)
     text = Text.load(checkpoint.parent)
     check_dictionaries(checkpoint, state, checkpoint.parent, text)
     trained = trained_limits(state)
@@ -226,7 +230,10 @@ def _hypotheses(command: Sequence[str]) -> Iterator[tuple[int, str]]:
         if process.returncode:
             errors.seek(0)
             said = [line.strip() for line in errors.read().decode(errors="replace").split("\n")]
-            reason = next((line for line in reversed(said) if line), "it said nothing")
+            last = next((line for line in reversed(said) if line), "it said nothing")
+            # A message may have several lines; the one that names the error says most.
+            named = (line for line in reversed(said) if re.match(r"error: |[\w.]+Error: ", line))
+            reason = next(named, last)[:300]
             raise UserError(
                 f"fairseq-generate failed with status {process.returncode}: "
                 f"{reason.removeprefix('error: ')}"
@@ -298,20 +305,24 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     positional = list(argv[:first])
     if not 1 <= len(positional) <= 2 or (extra and not extra[0].startswith("-")):
         raise UserError(f"usage: {USAGE}; MODEL and INPUT come before the options")
-    for word in extra:
-        if word.split("=")[0] in RESERVED:
-            raise UserError(
-                f"{word}: not for translate.sh, which gives one line for one line; "
-                "call fairseq-generate for that"
-            )
     arguments.model = Path(positional[0])
     arguments.input = None if positional[1:] in ([], ["-"]) else Path(positional[1])
     return arguments, extra
 
 
+def _refuse_reserved(words: Sequence[str]) -> None:
+    for word in words:
+        if word.split("=")[0] in RESERVED:
+            raise UserError(
+                f"{word}: not for translate.sh, which gives one line for one line; "
+                "call fairseq-generate for that"
+            )
+
+
 def main() -> None:
     arguments, extra = parse_arguments(sys.argv[1:])
     extra = search_options(arguments.config) + extra
+    _refuse_reserved(extra)
     model = load_model(arguments.model, arguments.max_source_positions, arguments.model_overrides)
     if arguments.input is None:
         name = "standard input"

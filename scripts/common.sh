@@ -7,6 +7,7 @@
 #   run_step NAME --input PATH… --option K=V… --output PATH… -- command args…
 
 set -euo pipefail
+unset CDPATH  # with it, cd prints
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
@@ -67,6 +68,15 @@ no_more_arguments() {
     ((${#ARGS[@]} == 0)) || die "unknown argument ${ARGS[0]}; usage: $(usage | head -n 1)"
 }
 
+# overrides_only: refuse arguments that are no overrides for Hydra.
+overrides_only() {
+    local argument
+    for argument in "${ARGS[@]}"; do
+        [[ $argument == [!-]*=* ]] ||
+            die "unknown argument $argument; an override is KEY=VALUE; usage: $(usage | head -n 1)"
+    done
+}
+
 # open_work DIR: sets WORK to its absolute path; one script at a time may work in it. A script
 # called by another one on the same folder works under the caller's lock.
 open_work() {
@@ -74,6 +84,8 @@ open_work() {
     reason=$(mkdir -p "$1/logs" "$1/manifests" 2>&1 && touch "$1/.lock" 2>&1) ||
         die "work folder $1 cannot be written to (${reason##*: }); choose another with --work DIR"
     WORK=$(cd "$1" && pwd)
+    # fairseq and Hydra read these characters as syntax.
+    [[ $WORK$ROOT != *[:\'\$]* ]] || die "path $WORK or $ROOT: must hold none of : ' \$; use another folder"
     [[ ${ROPE_LOCKED_WORK:-} == "$WORK" ]] && return
     exec {ROPE_LOCK_FD}>"$WORK/.lock"
     flock --nonblock "$ROPE_LOCK_FD" || die "another script is at work in $WORK; wait for it to end"
@@ -82,8 +94,7 @@ open_work() {
 
 # run_step NAME --input PATH… --option K=V… --output PATH… -- command args…
 # Runs the command unless the step is done (rope_fairseq/manifest.py). Its output goes to the
-# terminal and to logs/NAME.log. The command finds STEP_CONTINUES=1 when the last run of the step
-# started from the same inputs and options and was interrupted, else 0.
+# terminal and to logs/NAME.log.
 run_step() {
     local name=$1 file=$WORK/manifests/$1.json log=$WORK/logs/$1.log
     local guard=() reason status=0
@@ -99,9 +110,8 @@ run_step() {
         1) echo "$name: running ($reason)" ;;
         *) exit "$status" ;;
     esac
-    export STEP_CONTINUES=0
-    [[ $reason == interrupted* ]] && STEP_CONTINUES=1
-    : >"$log"
+    # A run that goes on keeps what it has logged.
+    [[ $reason == interrupted* ]] || : >"$log"
     # Standard output and standard error each keep their way and are both copied to the log.
     # The command runs under set -e even where it is a function.
     set +e

@@ -8,6 +8,7 @@
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 start_script "$@"
+overrides_only
 
 times=
 run_script() {
@@ -24,4 +25,5 @@ printf '\nSample translations, of all in %s\n' "$WORK/test.hyp.$RECIPE_TARGET_LA
 tool evaluation.samples --src "$WORK/data/test.$RECIPE_SOURCE_LANG" \
     --ref "$WORK/data/test.$RECIPE_TARGET_LANG" --hyp "$WORK/test.hyp.$RECIPE_TARGET_LANG"
 printf '\nAveraged checkpoint  %s\n' "$WORK/model/averaged.pt"
-printf 'Time                 %s\n' "$times"
+printf 'Time of this run     %s\n' "$times"
+printf 'Translate more       scripts/translate.sh %s FILE\n' "$WORK/model"

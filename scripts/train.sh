@@ -9,22 +9,37 @@
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 start_script "$@"
-for override in "${ARGS[@]}"; do
-    [[ $override == *=* ]] || die "unknown argument $override; an override is KEY=VALUE; usage: $(usage | head -n 1)"
-done
+overrides_only
 
 [[ -d $WORK/data-bin ]] || die "$WORK/data-bin: no such folder; run prepare.sh $RECIPE_NAME first"
 config=$ROOT/configs/$RECIPE_CONFIG.yaml
 tool recipe "$RECIPE_NAME" --check-save-schedule "${ARGS[@]}"
 
-train() {
-    ((STEP_CONTINUES)) || rm -rf "$WORK/checkpoints"
-    # Hydra and torch warn about what fairseq does, on every start and in many lines.
+# Hydra and torch warn about what fairseq does, on every start and in many lines.
+hydra_train() {
     PYTHONWARNINGS=ignore fairseq-hydra-train \
         --config-dir "$ROOT/configs" --config-name "$RECIPE_CONFIG" \
         "common.user_dir='$ROOT/rope_fairseq'" "task.data='$WORK/data-bin'" \
         "checkpoint.save_dir='$WORK/checkpoints'" \
-        "hydra.run.dir='$WORK'" hydra.output_subdir=null hydra/job_logging=stdout "${ARGS[@]}"
+        "hydra.run.dir='$WORK'" hydra.output_subdir=null hydra/job_logging=stdout "${ARGS[@]}" "$@"
+}
+
+# checkpoints/.start says from which data and options its run began. A run goes on only from
+# checkpoints that began as it does; others are moved away, once the options are known to be right.
+train() {
+    local start
+    start=$(sha256sum <"$WORK/manifests/train.json.started")
+    if [[ $(cat "$WORK/checkpoints/.start" 2>/dev/null) != "$start" ]]; then
+        hydra_train --cfg job >/dev/null
+        if [[ -d $WORK/checkpoints ]]; then
+            rm -rf "$WORK/checkpoints.old"
+            mv "$WORK/checkpoints" "$WORK/checkpoints.old"
+            echo "train: the checkpoints of a run with other data or options are in checkpoints.old"
+        fi
+        mkdir "$WORK/checkpoints"
+        echo "$start" >"$WORK/checkpoints/.start"
+    fi
+    hydra_train
 }
 
 run_step train --input "$WORK/data-bin" "$config" ${ARGS:+--option "${ARGS[@]}"} \

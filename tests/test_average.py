@@ -153,7 +153,7 @@ def test_only_the_optimizer_state_is_dropped_and_the_origin_is_recorded(tmp_path
     ("model", "options", "says"),
     [
         ({"weight": torch.ones(2, 3), "bias": torch.ones(3)}, {}, "bias is float32 [3]"),
-        ({}, {}, "weight is missing, but float32 [2, 3] in"),
+        ({"zeta": torch.ones(1)}, {}, "weight is missing, but float32 [2, 3] in"),
         ({"weight": torch.ones(3, 2)}, {}, "weight is float32 [3, 2], but float32 [2, 3] in"),
         ({"weight": torch.ones(2, 3).half()}, {}, "weight is float16 [2, 3]"),
         (None, {"rope_base": 5.0}, "rope_base is 5.0"),

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,30 @@ def test_checkpoints_with_a_namespace_load_and_those_that_run_code_do_not(tmp_pa
     with pytest.raises(Exception, match=r"mkdir"):
         torch.load(bad)
     assert not (tmp_path / "executed").exists()
+
+
+def test_checkpoints_with_the_counts_of_bleu_load(tmp_path):
+    path = tmp_path / "bleu.pt"
+    counts = {"_bleu_counts": np.array([3, 2, 1, 0]), "lr": np.array([0.5], dtype=np.float32)}
+    torch.save(counts, path)
+    loaded = torch.load(path)
+    assert loaded["_bleu_counts"].tolist() == [3, 2, 1, 0]
+    assert loaded["lr"].dtype == np.float32
+
+
+def test_option_strings_are_data_and_never_run(tmp_path):
+    assert utils.eval_str_list("[1, 2]", type=int) == [1, 2]
+    assert utils.eval_str_list("0.5") == [0.5]
+    assert utils.eval_str_list([1, 2]) == [1.0, 2.0]
+    assert utils.eval_str_list(None) is None
+    assert utils.eval_str_dict("{'a': 1}") == {"a": 1}
+    assert utils.eval_bool("True") and not utils.eval_bool("0") and not utils.eval_bool(None)
+    target = tmp_path / "executed"
+    code = f"__import__('os').mkdir({str(target)!r})"
+    for function in (utils.eval_str_list, utils.eval_str_dict, utils.eval_bool):
+        with pytest.raises(UserError, match="must be a Python literal"):
+            function(code)
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 296, 300, 3003])
@@ -139,6 +164,39 @@ def test_a_second_registration_is_refused():
     assert "rope_transformer is already registered" in result.stderr.splitlines()[-1]
 
 
+def test_a_process_that_ends_while_batches_are_loaded_ends_well():
+    code = (
+        "import torch, rope_fairseq\n"
+        "from fairseq.data.iterators import BufferedIterator\n"
+        "class Endless:\n"
+        "    def __len__(self): return 10**9\n"
+        "    def __iter__(self):\n"
+        "        while True: yield torch.randn(100, 100) @ torch.randn(100, 100)\n"
+        "next(iter(BufferedIterator(3, Endless())))\n"
+    )
+    result = python(code)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_missing_files_and_refused_checkpoints_are_one_line(tmp_path):
+    result = python(f"import rope_fairseq\nopen({str(tmp_path / 'none')!r})")
+    assert (result.returncode, result.stderr) == (
+        1,
+        f"error: {tmp_path / 'none'}: No such file or directory\n",
+    )
+
+    class Bad:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save({"model": Bad()}, tmp_path / "bad.pt")
+    result = python(f"import rope_fairseq, torch\ntorch.load({str(tmp_path / 'bad.pt')!r})")
+    assert re.fullmatch(r"error: a checkpoint calls for \S*mkdir: not .*\n", result.stderr)
+    load = "import rope_fairseq, torch\nm = torch.nn.Linear(2, 3)\n"
+    result = python(load + "m.load_state_dict(torch.nn.Linear(4, 3).state_dict())")
+    assert re.fullmatch(r"error: the checkpoint does not fit .*size mismatch.*\n", result.stderr)
+
+
 def test_user_errors_are_one_line_and_others_keep_their_traceback():
     raised = "import rope_fairseq\nfrom rope_fairseq.errors import UserError\nraise "
     result = python(raised + "UserError('--rope-base 0: must be\\n a positive number')")
@@ -150,21 +208,23 @@ def test_user_errors_are_one_line_and_others_keep_their_traceback():
     assert result.returncode == 1 and "Traceback" in result.stderr
 
 
-def load(monkeypatch, saved, updates, *, patience=-1, max_update=0, reset_meters=False):
-    """fairseq's load_checkpoint, patched, around a trainer that resumes at ``updates``."""
+def load(monkeypatch, saved, updates, *, patience=-1, max_update=0, hours=0.0, **checkpoint):
+    """fairseq's load_checkpoint, patched, around a trainer that resumes at ``updates`` after two
+    hours of training."""
     state = SimpleNamespace()
     monkeypatch.setattr(compat, "_early_stopping", lambda: state)
+    limits = SimpleNamespace(max_update=max_update, stop_time_hours=hours)
     trainer = SimpleNamespace(
-        updates=0,
-        get_num_updates=lambda: trainer.updates,
-        cfg=SimpleNamespace(optimization=SimpleNamespace(max_update=max_update)),
+        get_num_updates=lambda: updates,
+        cumulative_training_time=lambda: 7200.0,
+        cfg=SimpleNamespace(optimization=limits),
     )
 
     def original(cfg, trainer):
-        trainer.updates = updates
         return saved, SimpleNamespace(next_epoch_idx=3)
 
-    cfg = SimpleNamespace(patience=patience, reset_meters=reset_meters)
+    settings = {"reset_meters": False, "restore_file": "checkpoint_last.pt", **checkpoint}
+    cfg = SimpleNamespace(patience=patience, **settings)
     _, itr = compat.wrap_load_checkpoint(original)(cfg, trainer)
     return state, itr.next_epoch_idx
 
@@ -182,6 +242,13 @@ def test_a_run_out_of_patience_or_at_its_last_update_trains_no_further(monkeypat
     assert load(monkeypatch, saved, 100)[1] == 3
     assert load(monkeypatch, saved, 100, max_update=100)[1] != 3
     assert load(monkeypatch, saved, 100, max_update=101)[1] == 3
+    assert load(monkeypatch, saved, 100, hours=1.9)[1] != 3
+    assert load(monkeypatch, saved, 100, hours=2.1)[1] == 3
+
+
+def test_a_checkpoint_named_by_the_user_is_a_start_not_an_end(monkeypatch):
+    saved = {"early_stopping": {"best": 4.5, "num_runs": 3}}
+    assert load(monkeypatch, saved, 100, max_update=100, restore_file="other.pt")[1] == 3
 
 
 def test_fine_tuning_and_reset_meters_start_their_own_count(monkeypatch):

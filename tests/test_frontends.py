@@ -15,6 +15,7 @@ import yaml
 from fairseq.tasks.translation import TranslationTask
 from fairseq_cli import generate, validate
 
+from rope_fairseq.checkpoint import load_checkpoint
 from rope_fairseq.text import Text
 from tests.tiny import ROOT, call, python, run, sentences, tiny_work, train_options
 
@@ -199,20 +200,21 @@ def test_the_base_can_be_overridden_at_test_time(work, capsys):
     assert re.findall(r"^P-.*$", plain, re.M) != re.findall(r"^P-.*$", other, re.M)
 
 
-def test_training_with_bleu_keeps_the_best_checkpoint(work, tmp_path):
+def test_training_with_bleu_keeps_checkpoints_that_load(work, tmp_path, capsys):
     options = train_options(work)
     options.remove("--disable-validation")
-    options[options.index("--max-update") + 1] = "24"
-    output = succeed(
-        python(
-            *("fairseq_cli.train", *options, "--save-dir", tmp_path, "--eval-bleu"),
-            *("--eval-bleu-args", '{"beam": 4, "lenpen": 0.6}', "--eval-bleu-remove-bpe"),
-            *("sentencepiece", "--best-checkpoint-metric", "bleu"),
-            "--maximize-best-checkpoint-metric",
-        )
-    )
-    assert re.search(r"\| bleu \d", output)
-    assert (tmp_path / "checkpoint_best.pt").is_file()
+    # From a trained model: fairseq stores the counts of n-grams only when some match.
+    options += ["--finetune-from-model", work / "model" / "averaged.pt", "--eval-bleu"]
+    options += ["--eval-bleu-args", '{"beam": 4}', "--eval-bleu-remove-bpe", "sentencepiece"]
+    options += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
+    for updates in (6, 9):  # the second call resumes the first
+        options[options.index("--max-update") + 1] = str(updates)
+        output = succeed(python("fairseq_cli.train", *options, "--save-dir", tmp_path))
+        assert float(re.findall(r"\| bleu ([\d.]+)", output)[-1]) > 0
+    assert "@ 6 updates" in output
+    best = tmp_path / "checkpoint_best.pt"
+    assert len(hypotheses(generate_here(capsys, work / "data-bin", best, *SEARCH))) == 20
+    assert load_checkpoint(best)["extra_state"]["best"] > 0
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +263,7 @@ def test_wrong_model_options_end_training_with_one_line(work, tmp_path, options,
         "fairseq_cli.train", *train_options(work), *options, "--save-dir", tmp_path / "out"
     )
     assert result.returncode == 1
+    # torch and fairseq have their own say before the plugin is loaded.
     said = [line for line in result.stderr.splitlines() if "INFO" not in line]
     assert len(said) == 1 and said[0].startswith("error: ") and message in said[0]
     assert not list((tmp_path / "out").glob("*.pt"))

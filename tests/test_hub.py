@@ -131,3 +131,21 @@ def test_positions_are_raised_where_a_model_can_serve_them(stored, wanted, limit
             raised_limits(Path("a.pt"), state, wanted)
     else:
         assert raised_limits(Path("a.pt"), state, wanted) == limits
+
+
+def test_other_model_families_are_refused_because_fairseq_runs_their_options_as_code(tmp_path):
+    target = tmp_path / "executed"
+    code = f"__import__('os').mkdir({str(target)!r})"
+    for arch in ("fconv", "transformer_lm", "nosuch"):
+        state = {
+            "args": None,
+            "cfg": {
+                "model": {"_name": arch, "encoder_layers": code},
+                "task": {"_name": "translation"},
+            },
+            "model": {"weight": torch.zeros(1)},
+        }
+        torch.save(state, tmp_path / "averaged.pt")
+        with pytest.raises(UserError, match=f"its model is '{arch}'; only translation models"):
+            from_pretrained(str(tmp_path))
+    assert not target.exists()

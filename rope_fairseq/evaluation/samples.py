@@ -33,6 +33,11 @@ def read_parallel(paths: Sequence[Path]) -> list[list[str]]:
     return texts
 
 
+def shorten(line: str, longest: int = 300) -> str:
+    """A line for the screen: an undertrained model repeats itself for hundreds of characters."""
+    return line if len(line) <= longest else f"{line[:longest]} …"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m rope_fairseq.evaluation.samples",
@@ -51,7 +56,7 @@ def main() -> None:
     for number in sample_numbers(len(texts[0]), arguments.number):
         print(f"line {number + 1}")
         for name, text in zip(("source", "reference", "translation"), texts, strict=True):
-            print(f"  {name:<12} {text[number]}")
+            print(f"  {name:<12} {shorten(text[number])}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import argparse
 import logging
 from typing import Any
 
-from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.dataclass.utils import eval_str_list, gen_parser_from_dataclass
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -98,6 +98,12 @@ def _resolve(cfg: Any) -> argparse.Namespace:
     the training log and the checkpoint state every value."""
     given = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(vars(cfg))
     arch = given.get("_name", None) or "rope_transformer"
+    if isinstance(
+        given.get("adaptive_softmax_cutoff", None), str
+    ):  # as fairseq's own tools write it
+        given = OmegaConf.merge(
+            given, {"adaptive_softmax_cutoff": eval_str_list(given.adaptive_softmax_cutoff, int)}
+        )
     schema = OmegaConf.structured(RopeTransformerConfig)
     unknown = [key for key in given if key not in schema]
     if unknown:
