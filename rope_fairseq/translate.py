@@ -305,6 +305,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     positional = list(argv[:first])
     if not 1 <= len(positional) <= 2 or (extra and not extra[0].startswith("-")):
         raise UserError(f"usage: {USAGE}; MODEL and INPUT come before the options")
+    _refuse_reserved(extra)
     arguments.model = Path(positional[0])
     arguments.input = None if positional[1:] in ([], ["-"]) else Path(positional[1])
     return arguments, extra
@@ -321,8 +322,9 @@ def _refuse_reserved(words: Sequence[str]) -> None:
 
 def main() -> None:
     arguments, extra = parse_arguments(sys.argv[1:])
-    extra = search_options(arguments.config) + extra
-    _refuse_reserved(extra)
+    configured = search_options(arguments.config)
+    _refuse_reserved(configured)
+    extra = configured + extra
     model = load_model(arguments.model, arguments.max_source_positions, arguments.model_overrides)
     if arguments.input is None:
         name = "standard input"

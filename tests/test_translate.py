@@ -298,3 +298,10 @@ def test_the_search_is_the_papers_or_that_of_a_config(tmp_path):
 def test_the_demo_config_has_the_projects_search_options():
     config = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text(encoding="utf-8"))
     assert config["generation"] == GENERATION
+
+
+def test_a_config_cannot_bring_such_options_either(tmp_path, capsys):
+    config = tmp_path / "c.yaml"
+    config.write_text("generation:\n  beam: 2\n  user_dir: /tmp\n")
+    assert call(translate.main, tiny_work() / "model", "--config", config) == 2
+    assert "--user-dir: not for translate.sh" in capsys.readouterr().err
