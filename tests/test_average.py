@@ -307,9 +307,7 @@ def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
 
 
 def test_average_sh_refuses_a_run_that_was_not_trained_in_one_line(tmp_path):
-    done = run(ROOT / "scripts" / "average.sh", "demo", "--work", tmp_path / "work")
+    done = run(ROOT / "scripts" / "average.sh", "demo", "--work", tmp_path / "w")
     assert done.returncode == 2
     errors = [line for line in done.stderr.split("\n") if line.startswith("error: ")]
-    assert errors == [
-        f"error: {tmp_path}/work/checkpoints: no such folder; run train.sh demo first"
-    ]
+    assert errors == [f"error: {tmp_path}/w/checkpoints: no such folder; run train.sh demo first"]

@@ -75,7 +75,7 @@ def test_both_front_ends_reach_the_same_loss_on_the_same_seed(work, tmp_path):
         },
         "optimization": {"lr": [0.005], "max_update": 8},
         "dataset": {"max_tokens": 500, "num_workers": 0, "disable_validation": True},
-        "checkpoint": {"no_save": True},
+        "checkpoint": {"no_save": True, "save_dir": str(tmp_path)},
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     from_yaml = run(
@@ -91,6 +91,7 @@ def test_both_front_ends_reach_the_same_loss_on_the_same_seed(work, tmp_path):
         *("--label-smoothing", "0.1", "--lr", "0.005", "--lr-scheduler", "inverse_sqrt"),
         *("--warmup-updates", "4", "--warmup-init-lr", "1e-7", "--max-update", "8"),
         *("--max-tokens", "500", "--num-workers", "0", "--disable-validation", "--no-save"),
+        *("--save-dir", tmp_path),
         *("--no-progress-bar", "--log-interval", "1", "--seed", "1"),
     )
     first, second = losses(succeed(from_yaml)), losses(succeed(from_options))

@@ -137,7 +137,13 @@ def test_one_changed_option_reruns_exactly_the_later_steps(project):
     output = succeed(script(project, "train.sh", "toy", "optimization.max_update=5"))
     assert what_ran(output) == {"train": "running"}
     assert "Loaded checkpoint" not in output
-    assert not (project / "exp/toy/checkpoints/checkpoint_3_20.pt").exists()
+    work = project / "exp" / "toy"
+    kept = sorted(path.name for path in (work / "checkpoints.old").glob("*.pt"))
+    assert "checkpoint_last.pt" in kept and len(kept) == 7
+    # A mistyped option is found before anything is moved, and a wrong value loses nothing either.
+    for wrong in ("optimization.max_updates=5", "model.rope_base=1", "model.position_encoding=x"):
+        assert script(project, "train.sh", "toy", wrong).returncode != 0
+    assert (work / "checkpoints.old" / "checkpoint_last.pt").is_file()
 
 
 @pytest.mark.parametrize(
@@ -147,13 +153,14 @@ def test_one_changed_option_reruns_exactly_the_later_steps(project):
         ([], "no recipe given"),
         (["toy", "beam"], "unknown argument beam"),
         (["toy", "checkpoint.keep_interval_updates=1"], "keeps 1 checkpoints by update"),
+        (["toy", "optimization.max_updates=5"], "overrides optimization.max_updates=5: "),
         (["toy", "--work", "/proc/none"], "work folder /proc/none cannot be written to"),
         (["toy", "model.position_encoding=ropes"], "--position-encoding ropes: choose from"),
         (["toy", "model.encoder_embed_dim=36"], "head dimension 9"),
     ],
 )
 def test_bad_input_to_training_is_one_line(project, arguments, message):
-    if any(argument.startswith("model.") for argument in arguments):
+    if any(argument.startswith(("model.", "optimization.")) for argument in arguments):
         succeed(script(project, "prepare.sh", "toy"))
     result = script(project, "train.sh", *arguments)
     assert result.returncode != 0
