@@ -13,6 +13,21 @@ from rope_fairseq.errors import UserError
 
 _ZIP_MAGIC = b"PK\x03\x04"
 
+# What fairseq stores beside the parameters.
+_KINDS: dict[str, type] = {
+    "args": Namespace,
+    "cfg": Mapping,
+    "extra_state": Mapping,
+    "optimizer_history": list,
+}
+
+
+def refusal(error: UnpicklingError) -> str:
+    """What torch's safe unpickler refused, in one line."""
+    wanted = re.search(r"GLOBAL (\S+)|module (\S+) is blocked", str(error))
+    reason = f"it calls for {wanted[1] or wanted[2]}" if wanted else "it is no plain data"
+    return f"not a checkpoint that can be loaded safely: {reason}; nothing of it was run"
+
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Load a fairseq checkpoint to the CPU; tensors stay in the file until they are used.
@@ -31,11 +46,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except UnpicklingError as error:
-        wanted = re.search(r"GLOBAL (\S+)|module (\S+) is blocked", str(error))
-        reason = f"it calls for {wanted[1] or wanted[2]}" if wanted else "it is no plain data"
-        raise UserError(
-            f"{path}: not a checkpoint that can be loaded safely: {reason}; nothing of it was run"
-        ) from error
+        raise UserError(f"{path}: {refusal(error)}") from error
     except (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError) as error:
         # What torch raises for damaged files depends on where they break off.
         reason = str(error).strip().split("\n")[0]
@@ -44,16 +55,9 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(model, Mapping) or not model or not all(map(torch.is_tensor, model.values())):
         raise UserError(f"{path}: not a fairseq checkpoint: it holds no model")
     assert isinstance(state, dict)
-    for key, kinds in {
-        "args": (Namespace,),
-        "cfg": (Mapping,),
-        "extra_state": (Mapping,),
-        "optimizer_history": (list,),
-    }.items():
-        if state.get(key) is not None and not isinstance(state[key], kinds):
-            raise UserError(
-                f"{path}: not a fairseq checkpoint: its {key} is no {kinds[0].__name__}"
-            )
+    for key, kind in _KINDS.items():
+        if state.get(key) is not None and not isinstance(state[key], kind):
+            raise UserError(f"{path}: not a fairseq checkpoint: its {key} is no {kind.__name__}")
     return state
 
 

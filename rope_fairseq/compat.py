@@ -16,7 +16,6 @@ import logging
 import math
 import os
 import queue
-import re
 import sys
 import threading
 import time
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rope_fairseq.checkpoint import refusal
 from rope_fairseq.errors import UserError, describe
 from rope_fairseq.version import __version__
 
@@ -383,11 +383,7 @@ def _in_one_line(error: BaseException) -> str | None:
         return describe(error)
     text = str(error)
     if isinstance(error, UnpicklingError) and "weights_only" in text:
-        wanted = re.search(r"GLOBAL (\S+)", text)
-        return (
-            f"a checkpoint calls for {wanted[1] if wanted else 'more than data'}: not one that can "
-            "be loaded safely; nothing of it was run"
-        )
+        return refusal(error)
     if isinstance(error, RuntimeError) and "in loading state_dict" in text:
         first = " ".join(text.split("\n")[1:2]).strip()[:300]
         return f"the checkpoint does not fit the model or the dictionaries: {first}"

@@ -149,3 +149,9 @@ def test_other_model_families_are_refused_because_fairseq_runs_their_options_as_
         with pytest.raises(UserError, match=f"its model is '{arch}'; only translation models"):
             from_pretrained(str(tmp_path))
     assert not target.exists()
+
+
+def test_a_data_folder_without_a_dot_is_relative_to_where_we_are(monkeypatch):
+    monkeypatch.chdir(tiny_work())
+    hub = from_pretrained("model", data_name_or_path="data-bin")
+    assert hub.translate("Open the file.") == from_pretrained("model").translate("Open the file.")

@@ -255,3 +255,13 @@ def test_layers_can_be_pruned_at_load(small):
     pruned.load_state_dict(model.state_dict(), strict=True, model_cfg=cfg.model)
     assert len(pruned.encoder.layers) == 2
     assert torch.equal(pruned.encoder.layers[1].fc1.weight, model.encoder.layers[3].fc1.weight)
+
+
+def test_the_cutoffs_of_adaptive_softmax_may_be_text(small):
+    model = small(adaptive_softmax_cutoff="10,20")
+    assert model.decoder.adaptive_softmax.cutoff[:2] == [10, 20]
+
+
+def test_attention_dropout_has_the_name_that_retain_dropout_modules_knows(small):
+    model = small()
+    assert model.encoder.layers[0].self_attn.dropout_module.module_name == "MultiheadAttention"

@@ -98,12 +98,9 @@ def _resolve(cfg: Any) -> argparse.Namespace:
     the training log and the checkpoint state every value."""
     given = cfg if isinstance(cfg, DictConfig) else OmegaConf.create(vars(cfg))
     arch = given.get("_name", None) or "rope_transformer"
-    if isinstance(
-        given.get("adaptive_softmax_cutoff", None), str
-    ):  # as fairseq's own tools write it
-        given = OmegaConf.merge(
-            given, {"adaptive_softmax_cutoff": eval_str_list(given.adaptive_softmax_cutoff, int)}
-        )
+    cutoff = given.get("adaptive_softmax_cutoff", None)
+    if isinstance(cutoff, str):  # "10,20", as argparse of earlier fairseq leaves it
+        given = OmegaConf.merge(given, {"adaptive_softmax_cutoff": eval_str_list(cutoff, int)})
     schema = OmegaConf.structured(RopeTransformerConfig)
     unknown = [key for key in given if key not in schema]
     if unknown:
