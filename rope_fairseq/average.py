@@ -7,7 +7,6 @@ RoFormer follows. The result is a checkpoint like any other: fairseq-generate, e
 `--finetune-from-model` and the hub interface load it.
 """
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 from torch import Tensor
 
 from rope_fairseq.checkpoint import load_checkpoint, num_updates, options
-from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
-from rope_fairseq.recipe import kept_by_schedule
+from rope_fairseq.schedule import kept_by_schedule
 
 # The names fairseq gives its checkpoints; the group is the number that orders them.
 PATTERNS = {
@@ -172,10 +171,9 @@ def _description(tensor: Tensor | None) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m rope_fairseq.average",
         description="Average the parameters of a run's last checkpoints.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--inputs",

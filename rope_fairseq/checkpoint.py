@@ -29,6 +29,15 @@ def refusal(error: UnpicklingError) -> str:
     return f"not a checkpoint that can be loaded safely: {reason}; nothing of it was run"
 
 
+def damage(path: str | os.PathLike[str], error: Exception) -> UserError:
+    """What torch raised for a file that is refused, no checkpoint or damaged, in one line."""
+    if isinstance(error, UnpicklingError):
+        return UserError(f"{path}: {refusal(error)}")
+    # What torch raises for damaged files depends on where they break off.
+    reason = str(error).strip().split("\n")[0]
+    return UserError(f"{path}: not a checkpoint, or a damaged one ({reason})")
+
+
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Load a fairseq checkpoint to the CPU; tensors stay in the file until they are used.
 
@@ -45,12 +54,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         mmap = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-    except UnpicklingError as error:
-        raise UserError(f"{path}: {refusal(error)}") from error
-    except (RuntimeError, OSError, EOFError, ValueError, LookupError, AttributeError) as error:
-        # What torch raises for damaged files depends on where they break off.
-        reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{path}: not a checkpoint, or a damaged one ({reason})") from error
+    except (
+        *(UnpicklingError, RuntimeError, OSError, EOFError),
+        *(ValueError, LookupError, AttributeError),
+    ) as error:
+        raise damage(path, error) from error
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, Mapping) or not model or not all(map(torch.is_tensor, model.values())):
         raise UserError(f"{path}: not a fairseq checkpoint: it holds no model")

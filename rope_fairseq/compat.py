@@ -10,10 +10,8 @@ import ast
 import atexit
 import contextlib
 import functools
-import importlib
 import itertools
 import logging
-import math
 import os
 import queue
 import sys
@@ -23,17 +21,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from pickle import UnpicklingError
-from types import ModuleType, SimpleNamespace, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
-from rope_fairseq.checkpoint import refusal
+from rope_fairseq import distributed, resume
+from rope_fairseq.checkpoint import damage, refusal
 from rope_fairseq.errors import UserError, describe
 from rope_fairseq.version import __version__
-
-logger = logging.getLogger(__name__)
 
 
 def apply() -> None:
@@ -43,8 +40,10 @@ def apply() -> None:
     read_options_as_data()
     keep_last_batch()
     copy_checkpoints_atomically()
-    keep_batches_on_resume()
-    resume_early_stopping()
+    name_damaged_checkpoints()
+    train_together()
+    go_on_where_it_was()
+    save_at_every_interval()
     end_loading_at_exit()
     guard_user_dir()
     show_user_errors_in_one_line()
@@ -171,109 +170,102 @@ def copy_checkpoints_atomically() -> None:
     _replace(PathManager, "copy", make)
 
 
-def keep_batches_on_resume() -> None:
-    """Sentences are put into batches once, when training starts, with the seed plus the number of
-    the epoch: a run resumed in epoch 5 trains on other batches than the run that got there, and
-    ends elsewhere. Here the batches are always those of a start in epoch 1. 0.12.3 and main.
-
-    Iterators that fairseq makes anew for each epoch (sharded data, ``rebuild_batches``) stay.
-    """
-    from fairseq.tasks import FairseqTask
+def name_damaged_checkpoints() -> None:
+    """A truncated checkpoint ends fairseq in a traceback that does not name the file, of which
+    ``--path`` may hold several. 0.12.3 and main."""
+    from fairseq import checkpoint_utils
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def get_batch_iterator(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            epoch = kwargs.get("epoch", 1)
-            made_once = (
-                self.can_reuse_epoch_itr(dataset)
-                and not kwargs.get("disable_iterator_cache", False)
-                and not kwargs.get("update_epoch_batch_itr", False)
-                and not getattr(self.cfg, "rebuild_batches", False)
-            )
-            if epoch == 1 or not made_once or dataset in self.dataset_to_epoch_iter:
-                return original(self, dataset, *args, **kwargs)
-            iterator = original(self, dataset, *args, **{**kwargs, "epoch": 1})
-            dataset.set_epoch(epoch)
-            iterator.epoch = epoch
-            return iterator
+        def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(path, *args, **kwargs)
+            except (UnpicklingError, RuntimeError, EOFError) as error:
+                raise damage(path, error) from error
 
-        return get_batch_iterator
+        return load_checkpoint_to_cpu
 
-    _replace(FairseqTask, "get_batch_iterator", make)
+    _replace(checkpoint_utils, "load_checkpoint_to_cpu", make)
 
 
-def _early_stopping() -> Any:
-    """The function whose attributes ``best`` and ``num_runs`` are fairseq's early stopping; with
-    ``python -m fairseq_cli.train`` it lives in ``__main__``."""
-    main: Any = sys.modules.get("__main__")
-    if hasattr(main, "should_stop_early") and hasattr(main, "validate_and_save"):
-        return main.should_stop_early
-    return importlib.import_module("fairseq_cli.train").should_stop_early
+def train_together() -> None:
+    """Under torchrun on CPUs, or with one GPU a machine, fairseq trains as many models as there are
+    processes, in one folder; asked for several on CPUs, it divides by the number of GPUs. And tasks
+    that srun or mpirun started train apart unless told how to find each other. 0.12.3 and main.
+
+    fairseq-hydra-train loads the plugin only when training has begun in a single process; the
+    processes are connected then.
+    """
+    from fairseq.distributed import utils as distributed_utils
+
+    def wrap_call_main(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call_main(cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
+            # The other commands may well run several times side by side.
+            if "validate_and_save" in getattr(main, "__globals__", {}):
+                join(cfg)
+                distributed.refuse_apart(cfg.distributed_training)
+            return original(cfg, main, **kwargs)
+
+        return call_main
+
+    def wrap_add_defaults(original: Callable[..., Any]) -> Callable[..., Any]:
+        def add_defaults(cfg: Any) -> None:
+            original(cfg)
+            if not torch.distributed.is_initialized() and join(cfg) is not None:
+                if torch.cuda.is_available() and not cfg.common.cpu:
+                    torch.cuda.set_device(cfg.distributed_training.device_id)
+                distributed_utils.distributed_init(cfg)
+            distributed.refuse_apart(cfg.distributed_training)
+
+        return add_defaults
+
+    def join(cfg: Any) -> distributed.Launch | None:
+        devices = torch.cuda.device_count()
+        cpu = cfg.common.cpu or not devices
+        launch = distributed.join(cfg.distributed_training, cpu, devices)
+        if launch is not None:
+            distributed.end_with_torchrun()
+        return launch
+
+    _replace(distributed_utils, "call_main", wrap_call_main)
+    module = resume.training_module()
+    if module is not None:  # what its main() calls right after it has loaded the plugin
+        _replace(module, "add_defaults", wrap_add_defaults)
 
 
-def resume_early_stopping() -> None:
-    """``--patience`` keeps its best value and its count in memory only, so that a resumed run
-    stops elsewhere than an uninterrupted one; and a run that is started again after its end makes
-    one update more. 0.12.3 and main.
+def go_on_where_it_was() -> None:
+    """A run that is resumed trains otherwise than the run that was not interrupted. 0.12.3 and
+    main:
 
-    The state goes into ``extra_state["early_stopping"]`` of each checkpoint. A checkpoint that is
-    the end of its run (``--max-update`` or ``--stop-time-hours`` reached, or out of patience)
-    trains no further.
+    - Sentences are put into batches once, when training starts, with the seed plus the number of
+      the epoch: a run resumed in epoch 5 has other batches. Here they are always those of a start
+      in epoch 1. Iterators that fairseq makes anew for each epoch (sharded data,
+      ``rebuild_batches``) stay.
+    - The place in an epoch is a number of batches of each device: with more devices it may lie
+      beyond the end ("dataloader mismatch"), with fewer too early. It is converted.
+    - ``--patience`` keeps its best value and its count in memory only. They go into
+      ``extra_state["early_stopping"]`` of each checkpoint.
+    - A run that is started again after its end (``--max-update`` or ``--stop-time-hours`` reached,
+      or out of patience) makes one update more. Here it trains no further.
     """
     from fairseq import checkpoint_utils
+    from fairseq.data.iterators import EpochBatchIterator
+    from fairseq.tasks import FairseqTask
     from fairseq.trainer import Trainer
 
-    _replace(Trainer, "save_checkpoint", wrap_save_checkpoint)
-    _replace(checkpoint_utils, "load_checkpoint", wrap_load_checkpoint)
+    _replace(FairseqTask, "get_batch_iterator", resume.keep_batches)
+    _replace(EpochBatchIterator, "state_dict", resume.store_position)
+    _replace(EpochBatchIterator, "load_state_dict", resume.restore_position)
+    _replace(Trainer, "save_checkpoint", resume.store_early_stopping)
+    _replace(checkpoint_utils, "load_checkpoint", resume.restore_early_stopping)
 
 
-def wrap_save_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Trainer.save_checkpoint`` with the state of early stopping."""
+def save_at_every_interval() -> None:
+    """With ``--save-interval-updates`` and ``--no-epoch-checkpoints`` fairseq writes no
+    checkpoint_E_U.pt where update U happens to end an epoch: one is missing among the last N, and
+    an average takes an older one in its place. 0.12.3 and main."""
+    from fairseq import checkpoint_utils
 
-    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-        state = _early_stopping()
-        extra_state["early_stopping"] = {
-            "best": getattr(state, "best", None),
-            "num_runs": getattr(state, "num_runs", 0),
-        }
-        return original(self, filename, extra_state)
-
-    return save_checkpoint
-
-
-def wrap_load_checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``checkpoint_utils.load_checkpoint`` that restores it, and ends a run that is complete."""
-
-    def load_checkpoint(cfg: Any, trainer: Any, **kwargs: Any) -> tuple[Any, Any]:
-        extra_state, epoch_itr = original(cfg, trainer, **kwargs)
-        updates = trainer.get_num_updates()
-        # Fine-tuning starts at update 0 and with its own count; so does --reset-meters.
-        resumed = extra_state is not None and updates > 0 and not cfg.reset_meters
-        saved = extra_state.get("early_stopping") if resumed else None
-        if saved is not None and saved["best"] is not None:
-            state = _early_stopping()
-            state.best, state.num_runs = saved["best"], saved["num_runs"]
-        # A checkpoint named by --restore-file is a start for whatever the user wants next.
-        own = extra_state is not None and cfg.restore_file == "checkpoint_last.pt"
-        reason = _why_complete(trainer, cfg.patience, saved) if own else None
-        if reason is not None:
-            logger.info("training is complete at %d updates: %s", updates, reason)
-            # fairseq trains while next_epoch_idx <= --max-epoch, which may be infinite.
-            epoch_itr = SimpleNamespace(next_epoch_idx=math.nan)
-        return extra_state, epoch_itr
-
-    return load_checkpoint
-
-
-def _why_complete(trainer: Any, patience: int, saved: dict[str, Any] | None) -> str | None:
-    """Why a run that is started again has nothing left to do, or None."""
-    limits = trainer.cfg.optimization
-    if trainer.get_num_updates() >= (limits.max_update or math.inf):
-        return "--max-update is reached"
-    if 0 < limits.stop_time_hours * 3600 < trainer.cumulative_training_time():
-        return "--stop-time-hours is reached"
-    if saved is not None and 0 < patience <= saved["num_runs"]:
-        return "out of patience"
-    return None
+    _replace(checkpoint_utils, "save_checkpoint", resume.save_at_every_interval)
 
 
 def end_loading_at_exit() -> None:

@@ -1,11 +1,24 @@
 """Errors that the user can mend: one clear line, no traceback."""
 
+import argparse
 import sys
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 
 class UserError(ValueError):
     """Bad input: the message names the file or option, the bad value and what would be right."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Options must be written out, and wrong ones are a :class:`UserError`: one line, where
+    argparse prints its usage too."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help lists the options")
 
 
 def describe(error: BaseException) -> str:

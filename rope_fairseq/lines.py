@@ -6,7 +6,7 @@ inside a sentence of a parallel corpus shifts every later pair. Files are theref
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -34,15 +34,26 @@ def decode_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
         UserError: a line is not UTF-8; names the file and the line (counted from 1).
     """
     for number, raw in enumerate(stream, start=1):
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{name}:{number}: not UTF-8 (byte 0x{raw[error.start]:02x} at byte "
-                f"{error.start + 1} of the line); convert the file to UTF-8, for example with iconv"
-            ) from None
-        line = line.removesuffix("\n").removesuffix("\r")
-        yield line.removeprefix("\ufeff") if number == 1 else line
+        yield decode_line(raw, name, number)
+
+
+def decode_line(raw: bytes, name: str, number: int) -> str:
+    """One line of a file, as :func:`decode_lines` gives it.
+
+    Args:
+        raw: the line, its end included.
+        name: the file's name, for messages.
+        number: the line's number, counted from 1.
+    """
+    try:
+        line = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}:{number}: not UTF-8 (byte 0x{raw[error.start]:02x} at byte "
+            f"{error.start + 1} of the line); convert the file to UTF-8, for example with iconv"
+        ) from None
+    line = line.removesuffix("\n").removesuffix("\r")
+    return line.removeprefix("\ufeff") if number == 1 else line
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -89,15 +100,30 @@ def write_stream(stream: BinaryIO, lines: Iterable[str]) -> None:
     stream.flush()
 
 
-def progress(items: Iterable[T], total: int, label: str) -> Iterator[T]:
-    """Pass items through and show on standard error how far we are: a bar on a terminal, else a
-    plain line every 10,000 items and at the end (logs and continuous integration)."""
+def progress(
+    items: Iterable[T], total: int, label: str, size: Callable[[T], int] = lambda _: 1
+) -> Iterator[T]:
+    """Pass items through and show on standard error how far we are: a bar on a terminal, else
+    (logs and continuous integration) a plain line every 10,000 lines, at most twenty, and at the
+    end.
+
+    Args:
+        items: lines, or blocks of them.
+        total: number of lines.
+        label: what is being done.
+        size: lines in an item.
+    """
     if sys.stderr.isatty():
-        yield from tqdm(items, total=total, desc=label, unit=" lines")
+        with tqdm(total=total, desc=label, unit=" lines") as bar:
+            for item in items:
+                yield item
+                bar.update(size(item))
         return
+    step = max(PLAIN_PROGRESS_LINES, total // 20)
     count = 0
-    for count, item in enumerate(items, start=1):
+    for item in items:
         yield item
-        if count % PLAIN_PROGRESS_LINES == 0 and count < total:
+        before, count = count, count + size(item)
+        if count // step > before // step and count < total:
             print(f"{label}: {count:,} of {total:,} lines", file=sys.stderr, flush=True)
     print(f"{label}: {count:,} lines", file=sys.stderr, flush=True)

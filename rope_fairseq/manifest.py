@@ -5,6 +5,7 @@ output exists proves nothing (the run may have been killed). The manifest is wri
 
     python -m rope_fairseq.manifest check --file F --input PATH… --option K=V… --output PATH…
     python -m rope_fairseq.manifest write --file F --input PATH… --option K=V… --output PATH…
+    python -m rope_fairseq.manifest options --file F
 
 ``check`` exits with 0 when the step is done, else with 1 and one line on standard output that says
 why; then it also notes in ``F.started`` what the step starts from. A line that begins with
@@ -12,7 +13,6 @@ why; then it also notes in ``F.started`` what the step starts from. A line that 
 that can continue may do so. ``write`` refuses when an input has changed since. 2: usage error.
 """
 
-import argparse
 import hashlib
 import json
 import os
@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
 from rope_fairseq.version import __version__
 
@@ -213,13 +213,20 @@ def _parse_options(pairs: list[str]) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m rope_fairseq.manifest", allow_abbrev=False)
-    parser.add_argument("action", choices=("check", "write"))
+    parser = Parser(prog="python -m rope_fairseq.manifest")
+    parser.add_argument("action", choices=("check", "write", "options"))
     parser.add_argument("--file", type=Path, required=True, help="WORK/manifests/STEP.json")
     for name in ("--input", "--output"):
         parser.add_argument(name, type=Path, nargs="+", action="extend", default=[])
     parser.add_argument("--option", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
+    if args.action == "options":
+        record = _read(args.file)
+        if record is None:
+            raise UserError(f"{args.file}: no such manifest; the step is not finished")
+        for name, value in record["options"].items():
+            print(f"{name}={value}")
+        return
     options = _parse_options(args.option)
     if args.action == "write":
         write(args.file, args.input, options, args.output)

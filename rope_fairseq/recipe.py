@@ -1,24 +1,36 @@
 """Recipes: what a run needs beyond fairseq's own options.
 
-``configs/recipes/NAME.yaml`` names the corpus, the vocabulary, the file of configs/ that holds
-fairseq's options, the checkpoints to average and the scores to expect.
+``configs/recipes/NAME.yaml`` names the corpus, how it is cleaned, the vocabulary, the file of
+configs/ that holds fairseq's options, the tokens of an update, the checkpoints to average and the
+scores to expect.
 
-    python -m rope_fairseq.recipe NAME
+    python -m rope_fairseq.recipe NAME [--vocab-size N] [--source-lang L] [--target-lang L]
+        [--tokens-per-update N] [--max-update N]
 
-prints the recipe as shell assignments (``RECIPE_CORPUS=demo`` …) for scripts/.
+prints the recipe, so changed, as shell assignments (``RECIPE_CORPUS=demo`` …) for scripts/; with
+``--batch --devices N [--max-tokens N]`` instead the overrides, one a line, that keep the tokens of
+an update on N devices.
 """
 
-import argparse
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.schedule import (
+    MAX_TOKENS,
+    UPDATE_FREQ,
+    batch_overrides,
+    check_save_schedule,
+    override_key,
+    read_config,
+    updates_overrides,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -37,6 +49,29 @@ class Average:
 
 
 @dataclass(frozen=True)
+class Clean:
+    """What cleaning leaves out of the training text: pairs with more than ``max_tokens`` tokens on
+    a side, pairs of which one side is more than ``max_ratio`` times as long as the other (None:
+    any), second and later copies of a pair, pairs with a side that the test set has too."""
+
+    max_tokens: int
+    max_ratio: float | None
+    drop_duplicates: bool
+    drop_test_overlap: bool
+
+    def arguments(self) -> list[str]:
+        """As options of ``rope_fairseq.corpus clean``."""
+        words = ["--max-tokens", str(self.max_tokens)]
+        if self.max_ratio is not None:
+            words += ["--max-ratio", str(self.max_ratio)]
+        if not self.drop_duplicates:
+            words.append("--keep-duplicates")
+        if self.drop_test_overlap:
+            words.append("--drop-test-overlap")
+        return words
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One recipe; the fields are the keys of its file.
 
@@ -46,8 +81,12 @@ class Recipe:
         source_lang, target_lang: language codes.
         vocab_size: pieces of the joint BPE model, ``<unk>`` included.
         config: file in configs/, without ``.yaml``.
+        tokens_per_update: tokens of the longer side, padding included, in one update of all
+            devices together.
+        clean: what is left out of the training text.
         average: checkpoints to average.
         expected: kind of score → value; empty while nothing has been measured.
+        overrides: changes of the config for this recipe, as for fairseq-hydra-train.
     """
 
     name: str
@@ -56,11 +95,19 @@ class Recipe:
     target_lang: str
     vocab_size: int
     config: str
+    tokens_per_update: int
+    clean: Clean
     average: Average
     expected: Mapping[str, float]
+    overrides: tuple[str, ...] = ()
 
-    def shell(self) -> str:
-        """Shell assignments, one a line, quoted."""
+    def shell(self, changes: Sequence[str] = (), update_overrides: Sequence[str] = ()) -> str:
+        """Shell assignments, one a line, quoted; lists become arrays of bash.
+
+        Args:
+            changes: how the recipe differs from its file.
+            update_overrides: what ``--max-update`` adds to the overrides.
+        """
         values = {
             "NAME": self.name,
             "CORPUS": self.corpus,
@@ -68,28 +115,55 @@ class Recipe:
             "TARGET_LANG": self.target_lang,
             "VOCAB_SIZE": self.vocab_size,
             "CONFIG": self.config,
+            "TOKENS_PER_UPDATE": self.tokens_per_update,
             "AVERAGE_LAST": self.average.last,
             "AVERAGE_BY": self.average.by,
             **{f"EXPECTED_{kind.upper()}": score for kind, score in self.expected.items()},
         }
-        return "\n".join(f"RECIPE_{key}={shlex.quote(str(value))}" for key, value in values.items())
+        arrays: dict[str, Sequence[str]] = {
+            "CLEAN": self.clean.arguments(),
+            "OVERRIDES": self.overrides,
+            "MAX_UPDATE_OVERRIDES": update_overrides,
+            "CHANGES": changes,
+        }
+        lines = [f"RECIPE_{key}={shlex.quote(str(value))}" for key, value in values.items()]
+        lines += [f"RECIPE_{key}=({shlex.join(words)})" for key, words in arrays.items()]
+        return "\n".join(lines)
 
 
-KINDS: dict[str, tuple[type, ...]] = {
+Kinds = Mapping[str, tuple[type, ...]]
+KINDS: Kinds = {
     "corpus": (str,),
     "source_lang": (str,),
     "target_lang": (str,),
     "vocab_size": (int,),
     "config": (str,),
+    "tokens_per_update": (int,),
+    "clean": (dict,),
     "average": (dict,),
     "expected": (dict,),
+    "overrides": (list,),
 }
-AVERAGE_KINDS: dict[str, tuple[type, ...]] = {"last": (int,), "by": (str,)}
+OPTIONAL = ("overrides",)
+CLEAN_KINDS: Kinds = {
+    "max_tokens": (int,),
+    "max_ratio": (float, int, type(None)),
+    "drop_duplicates": (bool,),
+    "drop_test_overlap": (bool,),
+}
+AVERAGE_KINDS: Kinds = {"last": (int,), "by": (str,)}
 BY = ("update", "epoch")
-KIND_NAMES = {str: "a text", int: "a whole number", dict: "a mapping", float: "a number"}
+KIND_NAMES = {
+    str: "a text",
+    int: "a whole number",
+    dict: "a mapping",
+    list: "a list",
+    float: "a number",
+    bool: "true or false",
+}
 
 
-def _check_keys(path: Path, values: Any, kinds: Mapping[str, tuple[type, ...]], at: str) -> None:
+def _check_keys(path: Path, values: Any, kinds: Kinds, at: str) -> None:
     """Every key there, none unknown, each of its type; ``at`` is the prefix of nested keys."""
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping with the keys {', '.join(kinds)}")
@@ -98,11 +172,25 @@ def _check_keys(path: Path, values: Any, kinds: Mapping[str, tuple[type, ...]], 
             raise UserError(f"{path}: unknown key '{at}{key}'; known are {', '.join(kinds)}")
     for key, accepted in kinds.items():
         if key not in values:
+            if at + key in OPTIONAL:
+                continue
             raise UserError(f"{path}: key '{at}{key}' is missing")
         # type() and not isinstance(): True is an int.
         if type(values[key]) not in accepted:
             raise UserError(
                 f"{path}: key '{at}{key}' is {values[key]!r}, not {KIND_NAMES[accepted[0]]}"
+            )
+
+
+def _check_overrides(path: Path, overrides: list[Any]) -> None:
+    for override in overrides:
+        key = override_key(override) if isinstance(override, str) else None
+        if key is None:
+            raise UserError(f"{path}: key 'overrides' has {override!r}, not a text KEY=VALUE")
+        if key in (MAX_TOKENS, UPDATE_FREQ):
+            raise UserError(
+                f"{path}: key 'overrides' has {override!r}; the batch follows from "
+                "'tokens_per_update'"
             )
 
 
@@ -122,7 +210,9 @@ def load_recipe(name: str, folder: Path = RECIPES) -> Recipe:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a YAML file ({error})") from None
     _check_keys(path, values, KINDS, "")
-    _check_keys(path, values["average"], AVERAGE_KINDS, "average.")
+    clean, average = values["clean"], values["average"]
+    _check_keys(path, clean, CLEAN_KINDS, "clean.")
+    _check_keys(path, average, AVERAGE_KINDS, "average.")
     for key in ("corpus", "source_lang", "target_lang", "config"):
         if not NAME.fullmatch(values[key]):
             raise UserError(f"{path}: key '{key}' is {values[key]!r}, not a plain name")
@@ -130,90 +220,124 @@ def load_recipe(name: str, folder: Path = RECIPES) -> Recipe:
         raise UserError(f"{path}: keys 'source_lang' and 'target_lang' are the same")
     for key, number in (
         ("vocab_size", values["vocab_size"]),
-        ("average.last", values["average"]["last"]),
+        ("tokens_per_update", values["tokens_per_update"]),
+        ("clean.max_tokens", clean["max_tokens"]),
+        ("average.last", average["last"]),
     ):
         if number < 1:
             raise UserError(f"{path}: key '{key}' is {number}; at least 1 is needed")
-    if values["average"]["by"] not in BY:
+    if clean["max_ratio"] is not None and not 1 <= clean["max_ratio"] < float("inf"):
         raise UserError(
-            f"{path}: key 'average.by' is {values['average']['by']!r}, not update or epoch"
+            f"{path}: key 'clean.max_ratio' is {clean['max_ratio']}; at least 1 is needed, or null"
         )
+    if average["by"] not in BY:
+        raise UserError(f"{path}: key 'average.by' is {average['by']!r}, not update or epoch")
+    _check_overrides(path, values.get("overrides", []))
     expected_kinds = dict.fromkeys(values["expected"], (float, int))
     _check_keys(path, values["expected"], expected_kinds, "expected.")
     for kind in values["expected"]:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", str(kind)):
             raise UserError(f"{path}: key 'expected.{kind}' is not a plain name")
-    return Recipe(name=name, **values | {"average": Average(**values["average"])})
+    nested = {
+        "clean": Clean(**clean),
+        "average": Average(**average),
+        "overrides": tuple(values.get("overrides", [])),
+    }
+    return Recipe(name=name, **values | nested)
 
 
-def kept_by_schedule(checkpoint_options: Mapping[str, Any], by: str) -> int | None:
-    """How many checkpoints a run's options keep of the kind averaged ``by`` update or epoch.
-
-    Args:
-        checkpoint_options: fairseq's options of the group ``checkpoint``.
-
-    Returns:
-        0 if such checkpoints are not written at all, None if all of them stay.
-    """
-    if by == "update":
-        written = checkpoint_options.get("save_interval_updates", 0) > 0
-        limit = checkpoint_options.get("keep_interval_updates", -1)
-    else:
-        written = not checkpoint_options.get("no_epoch_checkpoints", False)
-        limit = checkpoint_options.get("keep_last_epochs", -1)
-    if checkpoint_options.get("no_save", False) or not written:
-        return 0
-    return limit if limit >= 0 else None
-
-
-def check_save_schedule(recipe: Recipe, overrides: Sequence[str], configs: Path = CONFIGS) -> None:
-    """Refuse a training that keeps fewer checkpoints than the recipe averages, before it starts.
-
-    Args:
-        recipe: says which file of ``configs`` and how many checkpoints.
-        overrides: ``KEY=VALUE``, as for fairseq-hydra-train; those of ``checkpoint.`` count.
+def changed(recipe: Recipe, options: Mapping[str, str | int | None]) -> tuple[Recipe, list[str]]:
+    """The recipe with the fields that ``options`` gives (None: as it is), and the differences in
+    words, such as ``vocab_size=500 (recipe: 37000)``.
 
     Raises:
-        UserError: there is no such config, or the schedule keeps too few.
+        UserError: a language that is no plain name or twice the same.
     """
-    path = configs / f"{recipe.config}.yaml"
-    try:
-        options = dict((yaml.safe_load(path.read_text(encoding="utf-8")) or {})["checkpoint"])
-    except FileNotFoundError:
-        raise UserError(f"recipe {recipe.name}: its config {path} does not exist") from None
-    except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
-        raise UserError(f"{path}: must be a YAML file with the group 'checkpoint'") from None
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key.startswith("checkpoint."):
-            options[key.removeprefix("checkpoint.")] = yaml.safe_load(value)
-    kept = kept_by_schedule(options, recipe.average.by)
-    if kept is not None and kept < recipe.average.last:
-        keys = {
-            "update": "checkpoint.save_interval_updates and checkpoint.keep_interval_updates",
-            "epoch": "checkpoint.no_epoch_checkpoints and checkpoint.keep_last_epochs",
-        }
+    given = {key: value for key, value in options.items() if value is not None}
+    for key, value in given.items():
+        if isinstance(value, str) and not NAME.fullmatch(value):
+            raise UserError(f"--{key.replace('_', '-')} {value!r}: must be a language code")
+    result = replace(recipe, **given)  # type: ignore[arg-type]
+    if result.source_lang == result.target_lang:
         raise UserError(
-            f"{path}: keeps {kept} checkpoints by {recipe.average.by}, but recipe {recipe.name} "
-            f"averages {recipe.average.last}; change {keys[recipe.average.by]}"
+            f"--source-lang {result.source_lang}: is the target language too; say both "
+            "--source-lang and --target-lang"
         )
+    differences = [
+        f"{key}={value} (recipe: {getattr(recipe, key)})"
+        for key, value in given.items()
+        if value != getattr(recipe, key)
+    ]
+    return result, differences
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m rope_fairseq.recipe", allow_abbrev=False)
+def positive(option: str, text: str | None) -> int | None:
+    """The whole number above 0 that an option was given, or None without it."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,12}", text) or int(text) < 1:
+        raise UserError(f"{option} {text}: must be a whole number above 0")
+    return int(text)
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m rope_fairseq.recipe")
     parser.add_argument("name", help="a file of configs/recipes/, without .yaml")
+    parser.add_argument("overrides", nargs="*", help="the training's other overrides (--batch)")
+    for option, text in (
+        ("--vocab-size", "pieces of the joint BPE model"),
+        ("--source-lang", "language code"),
+        ("--target-lang", "language code"),
+        ("--tokens-per-update", "tokens in one update of all devices together"),
+        ("--max-update", "updates after which training ends"),
+    ):
+        parser.add_argument(option, help=f"another value: {text}")
     parser.add_argument(
         "--check-save-schedule",
         nargs="*",
         metavar="KEY=VALUE",
         help="instead, check that training with these overrides keeps the checkpoints to average",
     )
-    arguments = parser.parse_args()
-    recipe = load_recipe(arguments.name)
-    if arguments.check_save_schedule is None:
-        print(recipe.shell())
-    else:
-        check_save_schedule(recipe, arguments.check_save_schedule)
+    parser.add_argument(
+        "--batch", action="store_true", help="instead, print the overrides that set the batch"
+    )
+    parser.add_argument("--devices", help="with --batch: processes that train together")
+    parser.add_argument("--max-tokens", help="with --batch: tokens that one device can hold")
+    return parser
+
+
+def main() -> None:
+    arguments = _parser().parse_intermixed_args()
+    options = {
+        "vocab_size": positive("--vocab-size", arguments.vocab_size),
+        "source_lang": arguments.source_lang,
+        "target_lang": arguments.target_lang,
+        "tokens_per_update": positive("--tokens-per-update", arguments.tokens_per_update),
+    }
+    recipe, changes = changed(load_recipe(arguments.name), options)
+    path = CONFIGS / f"{recipe.config}.yaml"
+    last, by = recipe.average.last, recipe.average.by
+    if arguments.check_save_schedule is not None:
+        check_save_schedule(path, last, by, arguments.check_save_schedule)
+        return
+    values = read_config(path, recipe.overrides)
+    if arguments.batch:
+        devices = positive("--devices", arguments.devices) or 1
+        limit = positive("--max-tokens", arguments.max_tokens)
+        tokens = recipe.tokens_per_update
+        print("\n".join(batch_overrides(values, tokens, devices, limit, arguments.overrides)))
+        return
+    if arguments.overrides:
+        raise UserError(f"unknown argument {arguments.overrides[0]}; overrides go with --batch")
+    update_overrides = []
+    max_update = positive("--max-update", arguments.max_update)
+    if max_update is not None:
+        update_overrides = updates_overrides(values, max_update, last, by)
+        for override in update_overrides:
+            key, _, value = override.partition("=")
+            if str(values.get(key)) != value:
+                changes.append(f"{override} (config: {values.get(key)})")
+    print(recipe.shell(changes, update_overrides))
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@
 
 ``python -m rope_fairseq.text encode|decode --model FOLDER --lang L < IN > OUT`` does one line for
 one line. The options stand in ``text.json`` beside the BPE model, so that nobody has to repeat
-them. Training the BPE model and encoding whole corpora is in :mod:`rope_fairseq.corpus`
-(``python -m rope_fairseq.text train`` and ``corpus`` call it).
+them. Whole corpora are the work of :mod:`rope_fairseq.corpus`.
 
 What is changed before tokenizing, and why:
 
 * Control characters (C0, DEL, C1) and the separators U+2028 and U+2029 become a space.
   sacremoses deletes some of them, which joins the words around them (``a\\rb`` → ``ab``), and
   readers that take them for line ends would shift a corpus.
+* Soft hyphens (U+00AD) go: they mark where a word may be broken, and sacremoses would break it
+  there into three tokens. So does U+FEFF, the byte order mark that is left inside a file when
+  files are joined; as a character it has been deprecated since Unicode 3.2.
 * ``▁`` (U+2581) becomes ``_``: sentencepiece writes a space as ``▁``, so a literal one would come
   back as a space.
 * NFC: sacremoses takes a combining accent for a symbol and splits it off its letter.
@@ -40,7 +42,6 @@ What the detokenizer cannot restore:
   in English the comma or full stop after a closing quote, which moves inside it.
 """
 
-import argparse
 import json
 import logging
 import re
@@ -52,12 +53,13 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
-from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
+from sacremoses import MosesDetokenizer
 from sentencepiece import SentencePieceProcessor
 
-from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
 from rope_fairseq.lines import decode_lines, write_stream
+from rope_fairseq.moses import FastNormalizer, FastTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ TOOLS = ("sacremoses", "sentencepiece")
 
 SPACE_SYMBOL = "\u2581"
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+INVISIBLE = re.compile("[\u00ad\ufeff]")
 MULTIDOT_MARKER = re.compile("DOT(?=MULTI)")
 # Not the dollar: ``$A$1`` is a cell of a spreadsheet.
 CURRENCY_AFTER_NUMBER = re.compile(r"(\d [€£¥])(?=[^\W\d_])")
@@ -75,7 +78,7 @@ CURRENCY_AFTER_NUMBER = re.compile(r"(\d [€£¥])(?=[^\W\d_])")
 
 def clean(line: str) -> str:
     """The changes listed at the head of this file; the result holds no line end of any kind."""
-    line = UNSAFE.sub(" ", line).replace(SPACE_SYMBOL, "_")
+    line = INVISIBLE.sub("", UNSAFE.sub(" ", line)).replace(SPACE_SYMBOL, "_")
     return MULTIDOT_MARKER.sub("DOT ", unicodedata.normalize("NFC", line))
 
 
@@ -108,13 +111,23 @@ class Text:
         """Raw text → pieces joined by single spaces; an empty line stays empty."""
         return " ".join(self._processor.encode(self.tokenize(line, lang), out_type=str))
 
+    def segment(self, lines: list[str]) -> list[str]:
+        """Lines of tokens → lines of pieces joined by single spaces."""
+        encoded = self._processor.encode(lines, out_type=str, num_threads=1)
+        return [" ".join(pieces) for pieces in encoded]
+
+    def vocabulary(self) -> list[str]:
+        """The pieces of the BPE model, ``<unk>`` included."""
+        processor = self._processor
+        return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+
     def decode(self, pieces: str, lang: str) -> str:
         """Pieces joined by spaces → raw text."""
         return self.detokenize(join_pieces(pieces), lang)
 
     def tokenize(self, line: str, lang: str) -> str:
         """Raw text → normalised tokens joined by single spaces."""
-        self._check(lang)
+        self.check(lang)
         line = clean(line)
         if self.normalize:
             line = self._normalizers[lang].normalize(line)
@@ -127,24 +140,31 @@ class Text:
 
     def detokenize(self, tokens: str, lang: str) -> str:
         """Tokens joined by spaces → raw text."""
-        self._check(lang)
+        self.check(lang)
         line = self._detokenizers[lang].detokenize(tokens.split(), unescape=self.escape)
         return CURRENCY_AFTER_NUMBER.sub(r"\1 ", line)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``text.json`` into a folder and the BPE model beside it if it is not there yet.
-
-        The model's name is stored relative to the folder, which can therefore be moved.
-        """
-        folder = Path(folder)
-        target = folder / MODEL_FILE
+        """Write ``text.json`` into a folder and the BPE model beside it if it is not there yet."""
+        target = Path(folder) / MODEL_FILE
         if self.model.resolve() != target.resolve():
             with open(self.model, "rb") as source, replacing(target) as stream:
                 shutil.copyfileobj(source, stream)
-        values = {name: getattr(self, name) for name in OPTION_TYPES} | {"model": MODEL_FILE}
+        self.save_options(folder)
+
+    def save_options(self, folder: str | Path) -> None:
+        """Write ``text.json`` alone, which is enough for :meth:`tokenize`.
+
+        The model's name is stored relative to the folder, which can therefore be moved.
+        """
+        values = self.options() | {"model": MODEL_FILE}
         values |= {tool: version(tool) for tool in TOOLS}
-        with replacing(folder / OPTIONS_FILE) as stream:
+        with replacing(Path(folder) / OPTIONS_FILE) as stream:
             stream.write((json.dumps(values, indent=2) + "\n").encode("utf-8"))
+
+    def options(self) -> dict[str, str | bool]:
+        """Languages and options, without the model."""
+        return {name: getattr(self, name) for name in OPTION_TYPES if name != "model"}
 
     @classmethod
     def load(cls, path: str | Path) -> "Text":
@@ -183,7 +203,8 @@ class Text:
                 )
         return cls(**values | {"model": path.parent / values["model"]})
 
-    def _check(self, lang: str) -> None:
+    def check(self, lang: str) -> None:
+        """Refuse a language that is not one of the two."""
         if lang not in (self.source_lang, self.target_lang):
             raise UserError(
                 f"language {lang!r} is not one of this model's, "
@@ -200,15 +221,15 @@ class Text:
             raise UserError(f"{self.model}: not a sentencepiece model") from None
 
     @cached_property
-    def _normalizers(self) -> dict[str, MosesPunctNormalizer]:
+    def _normalizers(self) -> dict[str, FastNormalizer]:
         return {
-            lang: MosesPunctNormalizer(lang, norm_numbers=False)
+            lang: FastNormalizer(lang, norm_numbers=False)
             for lang in (self.source_lang, self.target_lang)
         }
 
     @cached_property
-    def _tokenizers(self) -> dict[str, MosesTokenizer]:
-        return {lang: MosesTokenizer(lang) for lang in (self.source_lang, self.target_lang)}
+    def _tokenizers(self) -> dict[str, FastTokenizer]:
+        return {lang: FastTokenizer(lang) for lang in (self.source_lang, self.target_lang)}
 
     @cached_property
     def _detokenizers(self) -> dict[str, MosesDetokenizer]:
@@ -221,57 +242,23 @@ OPTION_TYPES: dict[str, type] = {
 }
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m rope_fairseq.text", allow_abbrev=False)
+def _parser() -> Parser:
+    parser = Parser(prog="python -m rope_fairseq.text")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, what in (("encode", "raw text → pieces"), ("decode", "pieces → raw text")):
         command = commands.add_parser(name, help=f"{what}, standard input to standard output")
         command.add_argument("--model", required=True, help="folder with text.json")
         command.add_argument("--lang", required=True, help="language of the text")
-    train = commands.add_parser("train", help="train the BPE model on FOLDER/train.*")
-    corpus = commands.add_parser("corpus", help="encode train, valid and test of a folder")
-    for command in (train, corpus):
-        command.add_argument("--data", required=True, type=Path, help="folder of SPLIT.LANG")
-        command.add_argument("--output", required=True, type=Path, help="folder to write to")
-    train.add_argument("--source-lang", required=True)
-    train.add_argument("--target-lang", required=True)
-    train.add_argument("--vocab-size", required=True, type=int, help="pieces, <unk> included")
-    train.add_argument("--no-normalize", action="store_true", help="leave punctuation as it is")
-    train.add_argument("--escape", action="store_true", help="entities, as Moses does")
-    train.add_argument("--aggressive-dash-splits", action="store_true", help="a-b → a @-@ b")
-    corpus.add_argument("--model", required=True, type=Path, help="folder with text.json")
-    corpus.add_argument("--workers", type=int, default=2, help="processes (default 2)")
     return parser
 
 
 def main() -> None:
     args = _parser().parse_args()
-    if args.command in ("encode", "decode"):
-        text = Text.load(args.model)
-        convert = text.encode if args.command == "encode" else text.decode
-        lines = decode_lines(sys.stdin.buffer, "standard input")
-        write_stream(sys.stdout.buffer, (convert(line, args.lang) for line in lines))
-        return
-    # Only these two need it.
-    from rope_fairseq import corpus
-
-    if args.command == "train":
-        corpus.train_bpe(
-            Text(
-                source_lang=args.source_lang,
-                target_lang=args.target_lang,
-                normalize=not args.no_normalize,
-                escape=args.escape,
-                aggressive_dash_splits=args.aggressive_dash_splits,
-            ),
-            data=args.data,
-            vocab_size=args.vocab_size,
-            output=args.output,
-        )
-    else:
-        corpus.encode_corpus(
-            Text.load(args.model), data=args.data, output=args.output, workers=args.workers
-        )
+    text = Text.load(args.model)
+    text.check(args.lang)
+    convert = text.encode if args.command == "encode" else text.decode
+    lines = decode_lines(sys.stdin.buffer, "standard input")
+    write_stream(sys.stdout.buffer, (convert(line, args.lang) for line in lines))
 
 
 if __name__ == "__main__":

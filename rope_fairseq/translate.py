@@ -14,11 +14,12 @@ import argparse
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,10 @@ from tqdm import tqdm
 
 from rope_fairseq.__main__ import user_dir
 from rope_fairseq.checkpoint import load_checkpoint
-from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
 from rope_fairseq.hub import (
+    FAIRSEQ_LIMIT,
     GENERATION,
     MAX_TOKENS,
     check_dictionaries,
@@ -100,12 +102,21 @@ def load_model(path: Path, max_source_positions: int | None, model_overrides: st
     overrides = raised_limits(checkpoint, state, longest) | _overrides(model_overrides)
     # The task of fairseq-generate has limits of its own beside the model's.
     limits = {name: overrides.get(name, limit) for name, limit in trained.items()}
-    generate_options = [
+    return Model(checkpoint, text, longest, limit_options(limits, overrides))
+
+
+def limit_options(limits: Mapping[str, int], overrides: Mapping[str, Any]) -> tuple[str, ...]:
+    """fairseq-generate's options for the longest sentences, in tokens, of each side.
+
+    Args:
+        limits: ``max_source_positions`` and ``max_target_positions``.
+        overrides: of the model's options.
+    """
+    return (
         *(f"--{name.replace('_', '-')}={limit}" for name, limit in limits.items()),
         f"--model-overrides={overrides}",
-        f"--max-tokens={max(MAX_TOKENS, longest)}",
-    ]
-    return Model(checkpoint, text, longest, tuple(generate_options))
+        f"--max-tokens={max(MAX_TOKENS, limits['max_source_positions'])}",
+    )
 
 
 def _overrides(text: str) -> dict[str, Any]:
@@ -185,14 +196,10 @@ def generate(model: Model, sources: Sequence[str], extra: Sequence[str]) -> list
         for lang in (source_lang, target_lang):
             shutil.copyfile(model.dictionary(lang), data / f"dict.{lang}.txt")
         write_lines(data / f"test.{source_lang}-{target_lang}.{source_lang}", sources)
-        command = [
-            *(sys.executable, "-u", "-m", "fairseq_cli.generate", str(data)),
-            *("--user-dir", str(user_dir()), "--path", str(model.checkpoint)),
-            *("--source-lang", source_lang, "--target-lang", target_lang),
-            *("--gen-subset", "test", "--dataset-impl", "raw", "--no-progress-bar"),
-            *model.generate_options,
-            *extra,
-        ]
+        languages = (source_lang, target_lang)
+        command = generate_command(
+            temporary, model.checkpoint, languages, [*model.generate_options, *extra]
+        )
         hypotheses: dict[int, str] = {}
         progress = tqdm(
             total=len(sources), desc="translate", unit=" lines", mininterval=_interval()
@@ -207,6 +214,19 @@ def generate(model: Model, sources: Sequence[str], extra: Sequence[str]) -> list
     if missing:
         raise UserError(f"fairseq-generate left {missing} of {len(sources)} sentences untranslated")
     return [hypotheses[number] for number in range(len(sources))]
+
+
+def generate_command(
+    data: str, checkpoint: Path, languages: tuple[str, str], options: Sequence[str]
+) -> list[str]:
+    """The call of fairseq-generate on a folder with a raw data set."""
+    return [
+        *(sys.executable, "-u", "-m", "fairseq_cli.generate", data),
+        *("--user-dir", str(user_dir()), "--path", str(checkpoint)),
+        *("--source-lang", languages[0], "--target-lang", languages[1]),
+        *("--gen-subset", "test", "--dataset-impl", "raw", "--no-progress-bar"),
+        *options,
+    ]
 
 
 def _hypotheses(command: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -272,12 +292,11 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     argparse alone would take the 5 of ``MODEL --beam 5`` for INPUT, so MODEL and INPUT are what
     stands before the first option.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="translate.sh",
         usage=USAGE,
         description="Translate raw text, one line out for one line in. MODEL is a folder that "
         "average.sh has made, or a checkpoint in it.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "-o",
@@ -297,6 +316,12 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         type=Path,
         metavar="FILE",
         help="take beam, length penalty … from the group generation of this fairseq config",
+    )
+    parser.add_argument(
+        "--show-command",
+        metavar="SRC-TGT",
+        help="print the call of fairseq-generate for a model with fairseq's default limits, which "
+        "need not exist, and stop",
     )
     parser.add_argument("--model-overrides", default="{}", metavar="DICT", help="as in fairseq")
     is_option = [len(word) > 1 and word.startswith("-") for word in argv]
@@ -320,11 +345,29 @@ def _refuse_reserved(words: Sequence[str]) -> None:
             )
 
 
+def _language_pair(text: str) -> tuple[str, str]:
+    source, dash, target = text.partition("-")
+    if not (source and dash and target):
+        raise UserError(f"--show-command {text}: expected two languages, such as en-de")
+    return source, target
+
+
 def main() -> None:
     arguments, extra = parse_arguments(sys.argv[1:])
     configured = search_options(arguments.config)
     _refuse_reserved(configured)
     extra = configured + extra
+    if arguments.show_command is not None:
+        languages = _language_pair(arguments.show_command)
+        limits = dict.fromkeys(("max_source_positions", "max_target_positions"), FAIRSEQ_LIMIT)
+        command = generate_command(
+            "ENCODED_TEXT",
+            arguments.model / CHECKPOINT,
+            languages,
+            [*limit_options(limits, {}), *extra],
+        )
+        print(shlex.join(["python", *command[1:]]))
+        return
     model = load_model(arguments.model, arguments.max_source_positions, arguments.model_overrides)
     if arguments.input is None:
         name = "standard input"

@@ -1,36 +1,38 @@
 #!/usr/bin/env bash
-# average.sh RECIPE [--work DIR]
+# average.sh RECIPE [--work DIR] [--dry-run]
 #
-# Averages the last checkpoints as the recipe says and puts the result, with the dictionaries and the
-# text options, into model/: a folder for translate.sh and the hub interface that needs nothing else.
+# Averages the last checkpoints as the recipe says and puts the result, with the dictionaries, the text
+# options and the data's signature, into model/: a folder for translate.sh and the hub interface that
+# needs nothing else.
 
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 start_script "$@"
 no_more_arguments
 
-[[ -d $WORK/checkpoints ]] || die "$WORK/checkpoints: no such folder; run train.sh $RECIPE_NAME first"
+[[ ${DRY_RUN:-} || -d $WORK/checkpoints ]] ||
+    die "$WORK/checkpoints: no such folder; run train.sh $RECIPE_NAME first"
 shopt -s nullglob
 case $RECIPE_AVERAGE_BY in
     update) checkpoints=("$WORK"/checkpoints/checkpoint_*_*.pt) ;;
     epoch) checkpoints=("$WORK"/checkpoints/checkpoint[0-9]*.pt) ;;
 esac
-files=(sentencepiece.bpe.model text.json
-    "dict.$RECIPE_SOURCE_LANG.txt" "dict.$RECIPE_TARGET_LANG.txt")
+files=("$WORK/data.json" "$WORK/data-bin/sentencepiece.bpe.model" "$WORK/data-bin/text.json"
+    "$WORK/data-bin/dict.$RECIPE_SOURCE_LANG.txt" "$WORK/data-bin/dict.$RECIPE_TARGET_LANG.txt")
 
 make_model() {
     local file
-    mkdir -p "$WORK/model"
-    "$PYTHON" -m rope_fairseq.average --inputs "$WORK/checkpoints" --output "$WORK/model/averaged.pt" \
+    run mkdir -p "$WORK/model"
+    run "$PYTHON" -m rope_fairseq.average --inputs "$WORK/checkpoints" --output "$WORK/model/averaged.pt" \
         --last "$RECIPE_AVERAGE_LAST" --by "$RECIPE_AVERAGE_BY"
     for file in "${files[@]}"; do
-        cp "$WORK/data-bin/$file" "$WORK/model/$file.tmp"
-        mv "$WORK/model/$file.tmp" "$WORK/model/$file"
+        run cp "$file" "$WORK/model/${file##*/}.tmp"
+        run mv "$WORK/model/${file##*/}.tmp" "$WORK/model/${file##*/}"
     done
 }
 
 run_step average \
-    --input "${checkpoints[@]}" "${files[@]/#/$WORK/data-bin/}" \
+    --input "${checkpoints[@]}" "${files[@]}" \
     --option "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY" \
-    --output "$WORK/model/averaged.pt" "${files[@]/#/$WORK/model/}" \
+    --output "$WORK/model/averaged.pt" "${files[@]/#*\//$WORK/model/}" \
     -- make_model

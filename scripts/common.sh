@@ -39,17 +39,38 @@ usage() {
     sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
 }
 
-# start_script RECIPE [--work DIR] [other arguments]: sets RECIPE_* (see rope_fairseq/recipe.py),
-# WORK and the array ARGS of the other arguments; makes and locks the work folder.
+# start_script RECIPE [options of all scripts] [other arguments]: sets RECIPE_* (see
+# rope_fairseq/recipe.py), WORK and arrays of arguments: RECIPE_ARGS change the recipe, DATA_ARGS go to
+# data-prep/CORPUS/get.sh, ARGS are all others. Makes and locks the work folder, unless --dry-run
+# (DRY_RUN=1) is given: then nothing is written at all. DOWNLOADS is where the corpus keeps archives,
+# which changes no result.
+# shellcheck disable=SC2034  # the scripts use them
 start_script() {
-    ARGS=()
+    ARGS=() RECIPE_ARGS=() DATA_ARGS=() DOWNLOADS=()
     WORK=
     local recipe=
     while (($#)); do
         case $1 in
             -h | --help) usage; exit 0 ;;
+            --dry-run) export DRY_RUN=1 ;;
             --work) (($# > 1)) || die "--work needs a folder"; WORK=$2; shift ;;
             --work=*) WORK=${1#--work=}; [[ $WORK ]] || die "--work needs a folder" ;;
+            --vocab-size=* | --source-lang=* | --target-lang=* | --tokens-per-update=* | --max-update=*)
+                set -- x "${1%%=*}" "${1#*=}" "${@:2}" ;;
+            --vocab-size | --source-lang | --target-lang | --tokens-per-update | --max-update)
+                (($# > 1)) || die "$1 needs a value"
+                RECIPE_ARGS+=("$1" "$2"); shift ;;
+            --downloads=* | --mirror=* | --held-out=*)
+                set -- x "${1%%=*}" "${1#*=}" "${@:2}" ;;
+            --downloads)
+                (($# > 1)) || die "$1 needs a folder"
+                DOWNLOADS=("$1" "$2"); shift ;;
+            --mirror | --held-out)
+                (($# > 1)) || die "$1 needs a value"
+                DATA_ARGS+=("$1" "$2"); shift ;;
+            --train | --valid | --test)
+                (($# > 2)) || die "$1 needs two files, source and target"
+                DATA_ARGS+=("$1" "$2" "$3"); shift 2 ;;
             -*) ARGS+=("$1") ;;
             *) if [[ -z $recipe ]]; then recipe=$1; else ARGS+=("$1"); fi ;;
         esac
@@ -57,10 +78,16 @@ start_script() {
     done
     [[ $recipe ]] || die "no recipe given; usage: $(usage | head -n 1)"
     local assignments
-    assignments=$(tool recipe "$recipe") || exit 2
+    assignments=$(tool recipe "$recipe" "${RECIPE_ARGS[@]}") || exit 2
     # The values are quoted for the shell by recipe.py.
     eval "$assignments"
-    open_work "${WORK:-$ROOT/exp/$RECIPE_NAME}"
+    WORK=${WORK:-$ROOT/exp/$RECIPE_NAME}
+    if [[ ${DRY_RUN:-} ]]; then
+        WORK=$(realpath -m "$WORK")
+        check_path
+    else
+        open_work "$WORK"
+    fi
 }
 
 # no_more_arguments: refuse what start_script did not know.
@@ -84,17 +111,37 @@ open_work() {
     reason=$(mkdir -p "$1/logs" "$1/manifests" 2>&1 && touch "$1/.lock" 2>&1) ||
         die "work folder $1 cannot be written to (${reason##*: }); choose another with --work DIR"
     WORK=$(cd "$1" && pwd)
-    # fairseq and Hydra read these characters as syntax.
-    [[ $WORK$ROOT != *[:\'\$]* ]] || die "path $WORK or $ROOT: must hold none of : ' \$; use another folder"
+    check_path
     [[ ${ROPE_LOCKED_WORK:-} == "$WORK" ]] && return
+    # A node that only joins a run on a shared folder: the first node holds the lock.
+    [[ ${JOINS_RUN:-} ]] && return
     exec {ROPE_LOCK_FD}>"$WORK/.lock"
     flock --nonblock "$ROPE_LOCK_FD" || die "another script is at work in $WORK; wait for it to end"
     export ROPE_LOCKED_WORK=$WORK
 }
 
+# check_path: fairseq and Hydra read some characters of a path as syntax.
+check_path() {
+    [[ $WORK$ROOT != *[:\'\$]* ]] || die "path $WORK or $ROOT: must hold none of : ' \$; use another folder"
+}
+
+# run CMD args…: runs it, or with DRY_RUN prints it as one can type it in the project's folder.
+run() {
+    if [[ -z ${DRY_RUN:-} ]]; then
+        "$@"
+        return
+    fi
+    [[ $1 != tool ]] || set -- python -m "rope_fairseq.$2" "${@:3}"
+    [[ $1 != "$PYTHON" ]] || set -- python "${@:2}"
+    local words
+    printf -v words '%q ' "$@"
+    words=${words% }
+    printf '%s\n' "${words//"$ROOT/"/}"
+}
+
 # run_step NAME --input PATH… --option K=V… --output PATH… -- command args…
 # Runs the command unless the step is done (rope_fairseq/manifest.py). Its output goes to the
-# terminal and to logs/NAME.log.
+# terminal and to logs/NAME.log. The command may be a function that calls `run`.
 run_step() {
     local name=$1 file=$WORK/manifests/$1.json log=$WORK/logs/$1.log
     local guard=() reason status=0
@@ -104,6 +151,11 @@ run_step() {
         shift
     done
     shift
+    if [[ ${DRY_RUN:-} ]]; then
+        printf '\n# %s\n' "$name"
+        if [[ $1 != tool && $(type -t "$1") == function ]]; then "$@"; else run "$@"; fi
+        return
+    fi
     reason=$(tool manifest check --file "$file" "${guard[@]}") || status=$?
     case $status in
         0) echo "$name: up to date"; return ;;

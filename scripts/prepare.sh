@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# prepare.sh RECIPE [--work DIR]
+# prepare.sh RECIPE [--work DIR] [--dry-run] [--vocab-size N] [--mirror ADDRESS or other options of the corpus]
 #
-# Raw text to fairseq's binary data: gets the corpus (data/), trains the joint BPE model and encodes
-# all splits (text/), binarizes (data-bin/). Each step runs only if it is not done yet. RECIPE is a
-# file of configs/recipes/; the work folder is exp/RECIPE unless --work says otherwise.
+# Raw text to fairseq's binary data: gets the corpus (data/), cleans and tokenizes it (tok/), trains the
+# joint BPE model and encodes all splits (text/), binarizes (data-bin/), and signs the result (data.json).
+# Each step runs only if it is not done yet. RECIPE is a file of configs/recipes/; the work folder is
+# exp/RECIPE unless --work says otherwise. The corpus and its options: data-prep/CORPUS/get.sh --help.
 
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -13,43 +14,57 @@ no_more_arguments
 corpus=$ROOT/data-prep/$RECIPE_CORPUS
 [[ -x $corpus/get.sh ]] || die "recipe $RECIPE_NAME: there is no $corpus/get.sh for its corpus"
 
-data=() pieces=()
+data=() tokens=() pieces=()
 for split in train valid test; do
     for lang in "$RECIPE_SOURCE_LANG" "$RECIPE_TARGET_LANG"; do
         data+=("$WORK/data/$split.$lang")
+        tokens+=("$WORK/tok/$split.$lang")
         pieces+=("$WORK/text/$split.$lang")
     done
 done
 model=("$WORK/text/sentencepiece.bpe.model" "$WORK/text/text.json")
+langs=(--source-lang "$RECIPE_SOURCE_LANG" --target-lang "$RECIPE_TARGET_LANG")
 
-# fairseq-preprocess refuses a folder that has dictionaries: it writes a new one, which then takes
-# the old one's place as a whole.
+# What the user names is an input too: text files, and the table of a mirror's own archives.
+named=()
+for argument in "${DATA_ARGS[@]}"; do
+    [[ -f $argument ]] && named+=("$argument")
+    [[ -f $argument/archives.tsv ]] && named+=("$argument/archives.tsv")
+done
+
+# The files of fairseq-preprocess in a fraction of its time (rope_fairseq/binarize.py). A new folder
+# takes the old one's place as a whole.
 binarize() {
     local new=$WORK/data-bin.tmp
-    rm -rf "$new"
-    fairseq-preprocess --source-lang "$RECIPE_SOURCE_LANG" --target-lang "$RECIPE_TARGET_LANG" \
-        --joined-dictionary --destdir "$new" \
-        --trainpref "$WORK/text/train" --validpref "$WORK/text/valid" --testpref "$WORK/text/test"
-    # The log holds times and paths: with it the same data would not have the same checksum.
-    rm -f "$new/preprocess.log"
-    cp "${model[@]}" "$new/"
-    rm -rf "$WORK/data-bin"
-    mv "$new" "$WORK/data-bin"
+    run rm -rf "$new"
+    [[ -z ${DRY_RUN:-} ]] || printf '%s\n' "# the same files as from:" \
+        "# fairseq-preprocess ${langs[*]} --joined-dictionary --destdir $new \\" \
+        "#     --trainpref $WORK/text/train --validpref $WORK/text/valid --testpref $WORK/text/test"
+    run tool corpus binarize --text "$WORK/text" --output "$new"
+    run rm -rf "$WORK/data-bin"
+    run mv "$new" "$WORK/data-bin"
 }
 
-run_step data --input "$corpus" --output "${data[@]}" -- "$corpus/get.sh" "$WORK/data"
+run_step data --input "$corpus" "${named[@]}" \
+    --option "langs=${langs[*]}" "data=${DATA_ARGS[*]}" \
+    --output "${data[@]}" "$WORK/data/source.json" \
+    -- "$corpus/get.sh" "$WORK/data" "${langs[@]}" "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"
 
-run_step bpe \
-    --input "${data[@]:0:2}" \
-    --option "vocab_size=$RECIPE_VOCAB_SIZE" \
-    "source_lang=$RECIPE_SOURCE_LANG" "target_lang=$RECIPE_TARGET_LANG" \
+run_step clean --input "${data[@]}" --option "rules=${RECIPE_CLEAN[*]}" "langs=${langs[*]}" \
+    --output "${tokens[@]}" "$WORK/tok/words.tsv" "$WORK/tok/text.json" "$WORK/tok/cleaning.json" \
+    -- tool corpus clean --data "$WORK/data" --output "$WORK/tok" "${langs[@]}" "${RECIPE_CLEAN[@]}"
+
+run_step bpe --input "$WORK/tok/words.tsv" "$WORK/tok/text.json" --option "vocab_size=$RECIPE_VOCAB_SIZE" \
     --output "${model[@]}" \
-    -- tool text train --data "$WORK/data" --output "$WORK/text" \
-    --source-lang "$RECIPE_SOURCE_LANG" --target-lang "$RECIPE_TARGET_LANG" \
-    --vocab-size "$RECIPE_VOCAB_SIZE"
+    -- tool corpus bpe --tokens "$WORK/tok" --output "$WORK/text" --vocab-size "$RECIPE_VOCAB_SIZE"
 
-run_step encode --input "${data[@]}" "${model[@]}" --output "${pieces[@]}" \
-    -- tool text corpus --data "$WORK/data" --model "$WORK/text" \
-    --output "$WORK/text"
+run_step encode --input "${tokens[@]}" "$WORK/tok/text.json" "${model[@]}" --output "${pieces[@]}" \
+    -- tool corpus encode --tokens "$WORK/tok" --model "$WORK/text" --output "$WORK/text"
 
 run_step binarize --input "${pieces[@]}" "${model[@]}" --output "$WORK/data-bin" -- binarize
+
+run_step sign --input "${pieces[@]}" "$WORK/tok/cleaning.json" "$WORK/data/source.json" \
+    --output "$WORK/data.json" \
+    -- tool corpus signature --text "$WORK/text" --tokens "$WORK/tok" --corpus "$RECIPE_CORPUS" \
+    --dictionary "$WORK/data-bin/dict.$RECIPE_SOURCE_LANG.txt" \
+    --source "$WORK/data/source.json" --output "$WORK/data.json"

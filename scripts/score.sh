@@ -1,34 +1,47 @@
 #!/usr/bin/env bash
-# score.sh RECIPE [--work DIR]
-# score.sh --hyp FILE --ref FILE --target-lang LANG [--generate-output] [--json FILE]
+# score.sh RECIPE [--work DIR] [--dry-run]
+# score.sh --hyp FILE --ref FILE --target-lang LANG [other options of rope_fairseq.evaluation.score]
 #
 # Translates a recipe's test set with its averaged model (step translate, test.hyp.LANG) and scores
 # it against the raw reference (step score, scores.json); or scores any translation.
 
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-if [[ " $* " =~ " --hyp"[=\ ] ]]; then
+if [[ " $* " =~ " --hyp"[=\ ] || " $* " =~ " --show"[=\ ] ]]; then
     tool evaluation.score "$@"
     exit
 fi
 start_script "$@"
 no_more_arguments
 
-[[ -d $WORK/model ]] || die "$WORK/model: no such folder; run average.sh $RECIPE_NAME first"
+[[ ${DRY_RUN:-} || -d $WORK/model ]] || die "$WORK/model: no such folder; run average.sh $RECIPE_NAME first"
 source_text=$WORK/data/test.$RECIPE_SOURCE_LANG
 reference=$WORK/data/test.$RECIPE_TARGET_LANG
 translation=$WORK/test.hyp.$RECIPE_TARGET_LANG
 config=$ROOT/configs/$RECIPE_CONFIG.yaml
 
-run_step translate --input "$WORK/model" "$source_text" "$config" --output "$translation" \
-    -- "$PYTHON" -m rope_fairseq.translate "$WORK/model" "$source_text" -o "$translation" \
-    --config "$config"
-
-# Printed below, whether the step runs or is up to date.
-compute_scores() {
-    tool evaluation.score --hyp "$translation" --ref "$reference" \
-        --target-lang "$RECIPE_TARGET_LANG" --json "$WORK/scores.json" >/dev/null
+translate() {
+    run "$PYTHON" -m rope_fairseq.translate "$WORK/model" "$source_text" -o "$translation" --config "$config"
+    # Which is, on the encoded text:
+    [[ -z ${DRY_RUN:-} ]] || "$PYTHON" -m rope_fairseq.translate "$WORK/model" "$source_text" \
+        --config "$config" --show-command "$RECIPE_SOURCE_LANG-$RECIPE_TARGET_LANG" |
+        sed "s|$ROOT/||g"
 }
-run_step score --input "$translation" "$reference" \
-    --option "target_lang=$RECIPE_TARGET_LANG" --output "$WORK/scores.json" -- compute_scores
-tool evaluation.score --show "$WORK/scores.json"
+run_step translate --input "$WORK/model" "$source_text" "$config" --output "$translation" -- translate
+
+# What the scores rest on goes with them: the data, and how this run differs from the recipe.
+about=("recipe=$RECIPE_NAME")
+((${#RECIPE_CHANGES[@]} == 0)) || about+=("changes=$(printf '%s; ' "${RECIPE_CHANGES[@]}")")
+if [[ -f $WORK/data.json ]]; then
+    about+=("data=$(tool corpus signature --show "$WORK/data.json" | sed -n 1p)")
+fi
+if [[ -f $WORK/manifests/train.json ]]; then
+    about+=("training=$(tool manifest options --file "$WORK/manifests/train.json" | paste -sd' ')")
+fi
+
+# It prints the scores, which are shown below whether the step runs or is up to date.
+run_step score --input "$translation" "$reference" "$source_text" \
+    --option "target_lang=$RECIPE_TARGET_LANG" "${about[@]}" --output "$WORK/scores.json" \
+    -- tool evaluation.score --hyp "$translation" --ref "$reference" --src "$source_text" \
+    --target-lang "$RECIPE_TARGET_LANG" --json "$WORK/scores.json" --quiet --about "${about[@]}"
+[[ ${DRY_RUN:-} ]] || tool evaluation.score --show "$WORK/scores.json"

@@ -1,6 +1,9 @@
 """Shared by all tests: one thread (the machine has few cores), and small models."""
 
 import argparse
+import os
+import shutil
+import tempfile
 from typing import Any
 
 import pytest
@@ -9,8 +12,37 @@ from fairseq.data import Dictionary
 from fairseq.models import build_model
 
 import rope_fairseq  # noqa: F401  (registers the models)
+from tests.tiny import SHARED_FOLDER
 
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The first process makes the folder that all share; those that it starts find its name."""
+    if not hasattr(config, "workerinput"):
+        os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="rope_fairseq-test-")
+
+
+# Minutes each: they begin first, or one process would be busy with them long after the others.
+SLOW_FILES = (
+    "test_readme.py",
+    "test_pipeline.py",
+    "test_train_script.py",
+    "test_distributed.py",
+    "test_frontends.py",
+    "test_bad_input.py",
+    "test_prepare.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(SLOW_FILES)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ[SHARED_FOLDER], ignore_errors=True)
 
 
 class TinyTask:

@@ -285,6 +285,7 @@ def trained(tmp_path) -> Path:
     """A work folder of the recipe demo after training."""
     for name in ("checkpoints", "data-bin"):
         shutil.copytree(tiny_work() / name, tmp_path / "work" / name)
+    (tmp_path / "work" / "data.json").write_text("{}")
     return tmp_path / "work"
 
 
@@ -292,7 +293,7 @@ def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
     script = (ROOT / "scripts" / "average.sh", "demo", "--work", trained)
     done = run(*script)
     assert done.returncode == 0, done.stderr
-    names = ["averaged.pt", "dict.de.txt", "dict.en.txt", *BESIDE_THE_DATA]
+    names = ["averaged.pt", "data.json", "dict.de.txt", "dict.en.txt", *BESIDE_THE_DATA]
     assert sorted(file.name for file in (trained / "model").iterdir()) == names
     expected = load_checkpoint(tiny_work() / "model" / "averaged.pt")["model"]
     averaged = load_checkpoint(trained / "model" / "averaged.pt")["model"]

@@ -3,23 +3,28 @@
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
+from fairseq.data.iterators import EpochBatchIterator
+from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
+from fairseq_cli import train
 
 import rope_fairseq
 from rope_fairseq import compat
 from rope_fairseq.errors import UserError
+from tests import tiny
+from tests.tiny import UPDATES, tiny_work, train_options
 
 ROOT = Path(rope_fairseq.__file__).resolve().parent.parent
 
@@ -29,12 +34,19 @@ def test_applying_the_patches_again_changes_nothing():
         (data_utils, "batch_by_size"),
         (PathManager, "copy"),
         (FairseqTask, "get_batch_iterator"),
+        (EpochBatchIterator, "state_dict"),
+        (EpochBatchIterator, "load_state_dict"),
         (Trainer, "save_checkpoint"),
+        (checkpoint_utils, "save_checkpoint"),
         (checkpoint_utils, "load_checkpoint"),
+        (distributed_utils, "call_main"),
+        (train, "add_defaults"),
         (utils, "import_user_module"),
         (sys, "excepthook"),
     ]
+    compat.apply()  # some wait for the training command to be imported, as it is here
     before = [getattr(owner, name) for owner, name in names]
+    assert all(function._rope_fairseq_patch for function in before)
     compat.apply()
     assert [getattr(owner, name) for owner, name in names] == before
 
@@ -211,57 +223,17 @@ def test_user_errors_are_one_line_and_others_keep_their_traceback():
     assert result.returncode == 1 and "Traceback" in result.stderr
 
 
-def load(monkeypatch, saved, updates, *, patience=-1, max_update=0, hours=0.0, **checkpoint):
-    """fairseq's load_checkpoint, patched, around a trainer that resumes at ``updates`` after two
-    hours of training."""
-    state = SimpleNamespace()
-    monkeypatch.setattr(compat, "_early_stopping", lambda: state)
-    limits = SimpleNamespace(max_update=max_update, stop_time_hours=hours)
-    trainer = SimpleNamespace(
-        get_num_updates=lambda: updates,
-        cumulative_training_time=lambda: 7200.0,
-        cfg=SimpleNamespace(optimization=limits),
-    )
+def test_a_damaged_checkpoint_is_named_and_so_is_the_way_out(tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(tiny_work() / "checkpoints", folder)
+    last = folder / "checkpoint_last.pt"
+    os.truncate(last, last.stat().st_size // 2)
+    with pytest.raises(UserError, match=f"^{last}: not a checkpoint, or a damaged one"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(last))
 
-    def original(cfg, trainer):
-        return saved, SimpleNamespace(next_epoch_idx=3)
-
-    settings = {"reset_meters": False, "restore_file": "checkpoint_last.pt", **checkpoint}
-    cfg = SimpleNamespace(patience=patience, **settings)
-    _, itr = compat.wrap_load_checkpoint(original)(cfg, trainer)
-    return state, itr.next_epoch_idx
-
-
-def test_early_stopping_goes_on_where_it_was(monkeypatch):
-    saved = {"early_stopping": {"best": 4.5, "num_runs": 2}}
-    state, epoch = load(monkeypatch, saved, 100, patience=3)
-    assert (state.best, state.num_runs, epoch) == (4.5, 2, 3)
-
-
-def test_a_run_out_of_patience_or_at_its_last_update_trains_no_further(monkeypatch):
-    saved = {"early_stopping": {"best": 4.5, "num_runs": 3}}
-    assert load(monkeypatch, saved, 100, patience=3)[1] != 3
-    assert load(monkeypatch, saved, 100, patience=4)[1] == 3
-    assert load(monkeypatch, saved, 100)[1] == 3
-    assert load(monkeypatch, saved, 100, max_update=100)[1] != 3
-    assert load(monkeypatch, saved, 100, max_update=101)[1] == 3
-    assert load(monkeypatch, saved, 100, hours=1.9)[1] != 3
-    assert load(monkeypatch, saved, 100, hours=2.1)[1] == 3
-
-
-def test_a_checkpoint_named_by_the_user_is_a_start_not_an_end(monkeypatch):
-    saved = {"early_stopping": {"best": 4.5, "num_runs": 3}}
-    assert load(monkeypatch, saved, 100, max_update=100, restore_file="other.pt")[1] == 3
-
-
-def test_fine_tuning_and_reset_meters_start_their_own_count(monkeypatch):
-    saved = {"early_stopping": {"best": 4.5, "num_runs": 3}}
-    state, epoch = load(monkeypatch, saved, 0, patience=3)
-    assert not vars(state) and epoch == 3
-    state, epoch = load(monkeypatch, saved, 100, patience=3, reset_meters=True)
-    assert not vars(state) and epoch == 3
-
-
-def test_a_checkpoint_of_stock_fairseq_resumes(monkeypatch):
-    state, epoch = load(monkeypatch, {}, 100, patience=3)
-    assert not vars(state) and epoch == 3
+    result = tiny.python("fairseq_cli.train", *train_options(tiny_work()), "--save-dir", folder)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    (error,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert error.startswith(f"error: {last}: not a checkpoint, or a damaged one")
+    newest = folder / f"checkpoint_33_{UPDATES}.pt"
+    assert newest.is_file() and error.endswith(f"go on from the one before: cp {newest} {last}")

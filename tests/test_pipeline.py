@@ -16,7 +16,8 @@ import yaml
 
 from tests.tiny import ROOT, run, sentences
 
-STEPS = ["data", "bpe", "encode", "binarize", "train", "average", "translate", "score"]
+PREPARE = ["data", "clean", "bpe", "encode", "binarize", "sign"]
+STEPS = [*PREPARE, "train", "average", "translate", "score"]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,7 @@ def project(tmp_path_factory) -> Path:
             (corpus / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
     (corpus / "get.sh").write_text(
         '#!/usr/bin/env bash\nset -euo pipefail\nmkdir -p "$1"\ncp "$(dirname "$0")"/*.?? "$1/"\n'
+        'echo "{}" >"$1/source.json"\n'
         'rm "$1/get.sh"\n'
     )
     (corpus / "get.sh").chmod(0o755)
@@ -53,6 +55,8 @@ def project(tmp_path_factory) -> Path:
     (folder / "configs" / "toy.yaml").write_text(yaml.safe_dump(demo))
     recipe = yaml.safe_load((ROOT / "configs" / "recipes" / "demo.yaml").read_text())
     recipe |= {"corpus": "toy", "config": "toy", "vocab_size": 100, "expected": {}}
+    recipe |= {"tokens_per_update": 500}
+    recipe["clean"]["drop_duplicates"] = False
     (folder / "configs" / "recipes" / "toy.yaml").write_text(yaml.safe_dump(recipe))
     return folder
 
@@ -100,7 +104,7 @@ def test_from_raw_text_to_scores_through_a_kill(project):
 
     output = succeed(script(project, "reproduce.sh", "toy"))
     assert what_ran(output) == {
-        step: "up to date" if step in STEPS[:4] else "running" for step in STEPS
+        step: "up to date" if step in PREPARE else "running" for step in STEPS
     }
     assert "Loaded checkpoint" in output and "@ 12 updates" in output  # it went on
     averaged = torch.load(work / "model" / "averaged.pt")
@@ -109,10 +113,11 @@ def test_from_raw_text_to_scores_through_a_kill(project):
 
     # What the user gets to see: three scores with their kinds, five samples, the model, the time.
     scores = json.loads((work / "scores.json").read_text())
-    for kind in ("sacreBLEU", "tokenized BLEU", "chrF2"):
+    for kind in ("sacreBLEU", "tokenized BLEU", "compound-split BLEU", "chrF2"):
         assert re.search(rf"^{kind} .*\d", output, re.MULTILINE), output[-3000:]
     assert re.search(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:", output)
-    assert scores
+    assert [score["name"] for score in scores["scores"]][0] == "sacreBLEU"
+    assert scores["about"]["data"].startswith("corpus:toy|pairs:300+12+12|vocab:100|")
     sampled = output.partition("Sample translations")[2]
     assert len(re.findall(r"^\s*reference", sampled, re.MULTILINE)) >= 5
     assert str(work / "model" / "averaged.pt") in output
@@ -131,7 +136,7 @@ def test_one_changed_option_reruns_exactly_the_later_steps(project):
     path.write_text(yaml.safe_dump(recipe | {"average": {"last": 3, "by": "update"}}))
     output = succeed(script(project, "reproduce.sh", "toy"))
     assert what_ran(output) == {
-        step: "running" if step in STEPS[5:] else "up to date" for step in STEPS
+        step: "running" if step in STEPS[-3:] else "up to date" for step in STEPS
     }
     # Another option of training: it starts anew, not from the old checkpoints.
     output = succeed(script(project, "train.sh", "toy", "optimization.max_update=5"))

@@ -1,6 +1,7 @@
 """scripts/prepare.sh: steps that run exactly when they must, restart after a kill, clear errors."""
 
 import fcntl
+import json
 import os
 import shutil
 import signal
@@ -14,13 +15,15 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = ["data", "bpe", "encode", "binarize"]
+STEPS = ["data", "clean", "bpe", "encode", "binarize", "sign"]
 DEMO_COUNTS = {"train": 24655, "valid": 500, "test": 500}
 GET = """#!/usr/bin/env bash
 set -e
 mkdir -p "$1"
 cp "$(dirname "$0")"/*.en "$(dirname "$0")"/*.de "$1"
+echo '{"corpus": "tiny"}' >"$1/source.json"
 """
+FOLDERS = ("data", "tok", "text", "data-bin")
 
 
 class Project:
@@ -42,6 +45,7 @@ class Project:
             (self.corpus / f"{split}.en").write_text(english)
             (self.corpus / f"{split}.de").write_text(english.replace("The", "Der"))
         (root / "configs" / "recipes").mkdir(parents=True)
+        shutil.copy(ROOT / "configs" / "demo.yaml", root / "configs")
         self.change_recipe()
 
     def change_recipe(self, **changes: object) -> None:
@@ -93,16 +97,20 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_everything_is_made_and_nothing_is_left_over(finished: tuple[Project, Path]) -> None:
     work = finished[1]
     folders = {path.name for path in work.iterdir() if path.is_dir()}
-    assert folders == {"data", "text", "data-bin", "logs", "manifests"}
+    assert folders == {*FOLDERS, "logs", "manifests"}
     assert not list(work.rglob("*.tmp")) and not list(work.rglob("*.started"))
     for step in STEPS:
         assert (work / "manifests" / f"{step}.json").is_file()
         assert (work / "logs" / f"{step}.log").is_file()
-    assert "encode train: 60 lines" in (work / "logs" / "encode.log").read_text()
+    assert "encode train.en: 60 lines" in (work / "logs" / "encode.log").read_text()
     for name in ("sentencepiece.bpe.model", "text.json"):
         assert (work / "data-bin" / name).read_bytes() == (work / "text" / name).read_bytes()
     dictionaries = [(work / "data-bin" / f"dict.{lang}.txt").read_bytes() for lang in ("en", "de")]
     assert dictionaries[0] == dictionaries[1]
+    signature = json.loads((work / "data.json").read_text())
+    assert signature["signature"].startswith("corpus:tiny|pairs:60+9+7|vocab:70|merges:")
+    assert signature["source"] == {"corpus": "tiny"}
+    assert signature["signature"] in (work / "logs" / "sign.log").read_text()
 
 
 def test_nothing_runs_twice_not_even_in_a_moved_folder(copied: tuple[Project, Path]) -> None:
@@ -123,8 +131,10 @@ def truncate(path: Path) -> None:
         (lambda work: (work / "text/sentencepiece.bpe.model").unlink(), ["bpe"]),
         (lambda work: truncate(work / "data/valid.en"), ["data"]),
         (lambda work: truncate(work / "data-bin/train.en-de.de.bin"), ["binarize"]),
+        (lambda work: truncate(work / "tok/train.en"), ["clean"]),
+        (lambda work: (work / "tok/text.json").unlink(), ["clean"]),
+        (lambda work: truncate(work / "data.json"), ["sign"]),
     ],
-    ids=["no manifest", "truncated text", "no model", "truncated data", "truncated data-bin"],
 )
 def test_a_damaged_step_alone_runs_again(
     damage: Callable[[Path], None],
@@ -135,15 +145,25 @@ def test_a_damaged_step_alone_runs_again(
     project, work = copied
     damage(work)
     assert project.steps_run(work) == steps
-    for folder in ("data", "text", "data-bin"):
+    for folder in FOLDERS:
         assert content(work / folder) == content(finished[1] / folder)
 
 
 def test_a_changed_option_runs_exactly_the_later_steps(copied: tuple[Project, Path]) -> None:
     project, work = copied
     project.change_recipe(vocab_size=60)
-    assert project.steps_run(work) == ["bpe", "encode", "binarize"]
+    assert project.steps_run(work) == ["bpe", "encode", "binarize", "sign"]
     assert project.steps_run(work) == []
+
+
+def test_a_rule_of_cleaning_that_drops_nothing_runs_no_later_step_but_the_signature(
+    copied: tuple[Project, Path],
+) -> None:
+    project, work = copied
+    rules = yaml.safe_load((ROOT / "configs" / "recipes" / "demo.yaml").read_text())["clean"]
+    project.change_recipe(clean=rules | {"max_tokens": 200})
+    assert project.steps_run(work) == ["clean", "sign"]
+    assert json.loads((work / "data.json").read_text())["cleaning"]["options"]["max_tokens"] == 200
 
 
 def test_a_changed_test_set_does_not_train_the_bpe_model_again(
@@ -154,7 +174,7 @@ def test_a_changed_test_set_does_not_train_the_bpe_model_again(
         english.write("The cat.\n")
     with open(project.corpus / "test.de", "a") as german:
         german.write("\n")
-    assert project.steps_run(work) == ["data", "encode", "binarize"]
+    assert project.steps_run(work) == ["data", "clean", "encode", "binarize", "sign"]
     assert (work / "text/test.de").read_text().endswith("\n\n")
 
 
@@ -174,8 +194,11 @@ def test_a_killed_run_is_taken_up_and_gives_the_same(
     process.wait()
     result = project.run("tiny", "--work", work)
     assert result.returncode == 0, result.stderr
-    assert "data: up to date\nbpe: up to date\nencode: running (interrupted" in result.stdout
-    for folder in ("data", "text", "data-bin"):
+    assert (
+        "data: up to date\nclean: up to date\nbpe: up to date\nencode: running (interrupted"
+        in result.stdout
+    )
+    for folder in FOLDERS:
         assert content(work / folder) == content(finished[1] / folder)
 
 
@@ -192,7 +215,8 @@ def test_a_second_run_in_the_same_folder_is_refused(finished: tuple[Project, Pat
 def test_help_is_the_comment_at_the_head_of_the_script(finished: tuple[Project, Path]) -> None:
     result = finished[0].run("--help")
     assert result.returncode == 0
-    assert result.stdout.startswith("prepare.sh RECIPE [--work DIR]\n\nRaw text to fairseq's")
+    assert result.stdout.startswith("prepare.sh RECIPE [--work DIR]")
+    assert "\n\nRaw text to fairseq's binary data" in result.stdout
     assert "source " not in result.stdout
 
 
@@ -221,27 +245,27 @@ def empty(project: Project) -> None:
     [
         (
             unequal,
-            "bpe",
+            "clean",
             "error: {work}/data/train.en has 60 lines but {work}/data/train.de has 61: "
             "line n of one must translate line n of the other",
         ),
         (
             latin1,
-            "encode",
+            "clean",
             "error: {work}/data/valid.de:10: not UTF-8 (byte 0xf6 at byte 4 of the line); "
             "convert the file to UTF-8, for example with iconv",
         ),
         (
             empty,
-            "bpe",
+            "clean",
             "error: {work}/data/train.en and {work}/data/train.de are empty: "
             "at least one sentence pair is needed",
         ),
         (
             lambda project: project.change_recipe(vocab_size=4000),
             "bpe",
-            "error: vocab_size 4000: the largest possible for the text of {work}/data/train.en "
-            "and {work}/data/train.de is ",
+            "error: vocab_size 4000: the largest possible for the words of {work}/tok/words.tsv "
+            "is ",
         ),
         (
             lambda project: (project.corpus / "test.de").unlink(),

@@ -15,6 +15,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(
     r"<!-- tests/test_readme\.py runs this block -->\n```(bash|python)\n(.*?)```", README, re.DOTALL
 )
+# A base-size model takes minutes for the miniature.
+SMALL_MODEL = "".join(
+    f" +model.{option}"
+    for option in (
+        *("encoder_embed_dim=32", "encoder_ffn_embed_dim=64", "encoder_layers=1"),
+        *("decoder_layers=1", "encoder_attention_heads=2", "decoder_attention_heads=2"),
+    )
+)
 # The toy corpus is too small for 8,000 pieces, and a test too short for 8,000 updates.
 SMALLER = {
     "--vocab-size 8000": "--vocab-size 100",
@@ -29,7 +37,7 @@ SMALLER = {
 def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     (folder / "corpus").mkdir()
-    for name in ("rope_fairseq", "scripts"):
+    for name in ("rope_fairseq", "scripts", "configs", "data-prep"):
         (folder / name).symlink_to(ROOT / name)
     for seed, (split, count) in enumerate({"train": 300, "valid": 12, "test": 12}.items()):
         for side, lang in enumerate(("en", "de")):
@@ -55,8 +63,8 @@ def run_block(folder: Path, kind: str, text: str) -> str:
 
 
 def test_the_commands_of_the_readme_work_in_their_order(folder):
-    assert [kind for kind, _ in BLOCKS] == ["bash", "bash", "python"]
-    train = BLOCKS[0][1]
+    assert [kind for kind, _ in BLOCKS] == ["bash", "bash", "bash", "python"]
+    train = BLOCKS[1][1]
     for stated, smaller in SMALLER.items():
         assert train.count(stated) == 1, stated
         train = train.replace(stated, smaller)
@@ -64,14 +72,42 @@ def test_the_commands_of_the_readme_work_in_their_order(folder):
     for kind in ("sacreBLEU", "tokenized BLEU", "chrF2"):
         assert re.search(rf"^{kind} .*\d", output, re.MULTILINE)
 
-    output = run_block(folder, *BLOCKS[1])
+    output = run_block(folder, *BLOCKS[2])
     assert (folder / "test.hyp.de").read_text().count("\n") == 12
     assert len(re.findall(r"^D-\d", output, re.MULTILINE)) == 3
 
     sentence = "Open the file."
     (folder / "one.en").write_text(sentence + "\n")
     expected = run_block(folder, "bash", "scripts/translate.sh model one.en")
-    assert run_block(folder, *BLOCKS[2]) == expected and expected.strip()
+    assert run_block(folder, *BLOCKS[3]) == expected and expected.strip()
+
+
+def test_the_miniature_of_wmt14_runs_as_the_readme_says(folder):
+    kind, text = BLOCKS[0]
+    small = text.rstrip() + SMALL_MODEL
+    output = run_block(folder, kind, small)
+    scores = json.loads((folder / "exp" / "wmt14" / "scores.json").read_text())
+    names = ["sacreBLEU", "tokenized BLEU", "compound-split BLEU", "chrF2"]
+    assert [score["name"] for score in scores["scores"]] == names
+    # What differs from the recipe is said with the scores.
+    for change in ("vocab_size=500 (recipe: 37000)", "optimization.max_update=20", "published:no"):
+        assert change in output and change in json.dumps(scores["about"])
+    assert "+model.encoder_embed_dim=32" in scores["about"]["training"]
+
+    again = run_block(folder, kind, small)
+    assert ": running" not in again
+    planned = run_block(folder, "bash", "scripts/reproduce.sh wmt14 --dry-run --work exp/none")
+    assert not (folder / "exp" / "none").exists()
+    for command in (
+        "--vocab-size 37000",
+        "fairseq-preprocess --source-lang en --target-lang de --joined-dictionary",
+        "fairseq-hydra-train --config-dir configs --config-name wmt14_base",
+        "dataset.max_tokens=3125 optimization.update_freq=\\[8\\]",
+        "--last 5 --by update",
+        "fairseq_cli.generate",
+        "--beam 4 --lenpen 0.6 --max-len-a 1 --max-len-b 50",
+    ):
+        assert command in planned, command
 
 
 def test_every_file_that_the_readme_links_to_exists():
@@ -86,7 +122,7 @@ def test_the_numbers_in_the_results_table_are_those_of_results():
         cells[1].strip("`"): [float(cell) for cell in cells[2:5]]
         for cells in (
             [cell.strip() for cell in row.strip("|").split("|")]
-            for row in re.findall(r"^\| .*`.*\|$", README.partition("## Train")[0], re.MULTILINE)
+            for row in re.findall(r"^\| .*`.*\|$", README.partition("Signatures:")[0], re.MULTILINE)
         )
     }
     results = [

@@ -1,8 +1,9 @@
 """Scores equal sacreBLEU's own command, and files that do not belong together are refused."""
 
 import json
+import lzma
+import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,12 @@ from sacremoses import MosesTokenizer
 
 from rope_fairseq.errors import UserError
 from rope_fairseq.evaluation import samples
-from rope_fairseq.evaluation.score import main, read_generate_output, score_files
+from rope_fairseq.evaluation.buckets import Bucket
+from rope_fairseq.evaluation.metrics import Score, split_compounds
+from rope_fairseq.evaluation.read import read_generate_output
+from rope_fairseq.evaluation.report import Report, read_report, write_report
+from rope_fairseq.evaluation.score import main, score_files
+from rope_fairseq.lines import read_lines
 from tests.tiny import ROOT, call, run, tiny_work
 
 REFERENCE = [
@@ -43,47 +49,94 @@ def reference(tmp_path: Path) -> Path:
     return write(tmp_path / "ref.de", REFERENCE)
 
 
-def sacrebleu(reference: list[str], hypothesis: list[str], folder: Path, *options: str) -> dict:
-    """What sacreBLEU's command says. Its own reader splits at U+2028 and \\x0c, so these are
-    replaced by spaces, which no metric tells apart."""
-    paths = []
-    for name, lines in (("r", reference), ("h", hypothesis)):
-        plain = [line.replace("\u2028", " ").replace("\x0c", " ") for line in lines]
-        paths.append(write(folder / f"plain.{name}", plain))
-    command = [sys.executable, "-m", "sacrebleu", str(paths[0]), "-i", str(paths[1]), *options]
-    done = subprocess.run([*command, "-w", "12"], capture_output=True, text=True, check=True)
+def sacrebleu(reference: Path, hypothesis: Path, *options: str) -> dict:
+    """What sacreBLEU's command says, to all digits."""
+    command = (sys.executable, "-m", "sacrebleu", reference, "-i", hypothesis, *options)
+    done = run(*command, "--width", "20", "--format", "json")
+    assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def test_sacrebleu_and_chrf2_equal_sacrebleus_command(hypothesis, reference, tmp_path):
-    bleu, _, chrf = score_files(hypothesis, reference, "de")
-    for score, metric in ((bleu, "bleu"), (chrf, "chrf")):
-        said = sacrebleu(REFERENCE, HYPOTHESIS, tmp_path, "-m", metric)
-        assert round(score.value, 12) == said["score"]
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory) -> tuple[Path, Path]:
+    """Translations like a model's and their references: 200 sentences of the demo's test set, some
+    words left out, some others doubled."""
+    folder = tmp_path_factory.mktemp("demo")
+    packed = (ROOT / "data-prep" / "demo" / "test.de.xz").read_bytes()
+    references = lzma.decompress(packed).decode().split("\n")[:200]
+    rng = random.Random(1)
+    hypotheses = [
+        " ".join(word for word in line.split(" ") for _ in range(rng.choice((0, 1, 1, 1, 2))))
+        for line in references
+    ]
+    return write(folder / "hyp.de", hypotheses), write(folder / "ref.de", references)
+
+
+@pytest.mark.parametrize("generated", [False, True])
+@pytest.mark.parametrize("files", ["hand-made", "demo"])
+def test_all_scores_equal_sacrebleus_command_on_the_same_files(
+    files, generated, hypothesis, reference, demo, tmp_path
+):
+    if files == "demo":
+        hypothesis, reference = demo
+    scored = hypothesis
+    if generated:
+        lines = list(enumerate(read_lines(hypothesis)))
+        scored = generate_output(tmp_path / "out", random.Random(1).sample(lines, len(lines)))
+    report = score_files(scored, reference, "de", generate_output=generated)
+    bleu, tokenized, split, chrf = report.scores
+
+    moses = MosesTokenizer("de")
+    tokens, split_tokens = [], []
+    for path in (reference, hypothesis):
+        lines = [moses.tokenize(line, return_str=True) for line in read_lines(path)]
+        tokens.append(write(tmp_path / f"{path.name}.tok", lines))
+        lines = [split_compounds(line) for line in lines]
+        split_tokens.append(write(tmp_path / f"{path.name}.atat", lines))
+    none = ("--tokenize", "none", "--force")
+    for score, said in (
+        (bleu, sacrebleu(reference, hypothesis)),
+        (tokenized, sacrebleu(*tokens, *none)),
+        (split, sacrebleu(*split_tokens, *none)),
+        (chrf, sacrebleu(reference, hypothesis, "-m", "chrf")),
+    ):
+        assert score.value == said["score"]
         assert score.signature == said["signature"]
     assert 0 < bleu.value < 100 and "tok:13a" in bleu.signature
-
-
-def test_tokenized_bleu_equals_sacrebleus_command_on_moses_tokens(hypothesis, reference, tmp_path):
-    tokenized = score_files(hypothesis, reference, "de")[1]
-    moses = MosesTokenizer("de")
-    sides = [[moses.tokenize(x, return_str=True) for x in t] for t in (REFERENCE, HYPOTHESIS)]
-    said = sacrebleu(*sides, tmp_path, "--tokenize", "none", "--force")
-    assert round(tokenized.value, 12) == said["score"]
-    assert tokenized.signature == said["signature"]
+    assert len({score.value for score in report.scores}) == 4
     assert "sacremoses" in tokenized.kind and "language de" in tokenized.kind
+
+
+def test_chinese_is_tokenized_as_sacrebleus_command_does_when_told_the_language(tmp_path):
+    hypothesis, reference = (
+        write(tmp_path / "h", ["我有一只猫。"]),
+        write(tmp_path / "r", ["我有一只狗。"]),
+    )
+    score = score_files(hypothesis, reference, "zh").scores[0]
+    said = sacrebleu(reference, hypothesis, "-l", "en-zh")
+    assert (score.value, score.signature) == (said["score"], said["signature"])
+    assert "tok:zh" in score.signature and score.value > 0
+
+
+def test_japanese_without_its_tokenizer_is_refused(reference, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "MeCab", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    assert call(main, "--hyp", reference, "--ref", reference, "--target-lang", "ja") == 2
+    says = "error: --target-lang ja: sacreBLEU's tokenizer for it is not installed; pip install "
+    assert capsys.readouterr().err == f'{says}"sacrebleu[ja]"\n'
 
 
 def test_tokenized_bleu_follows_the_rules_of_the_target_language(tmp_path):
     # French: l' homme; others: l 'homme.
     hypothesis = write(tmp_path / "h", ["c'est homme qui dort bien"])
     reference = write(tmp_path / "r", ["c'est l'homme qui dort bien"])
-    french, english = (score_files(hypothesis, reference, lang)[1] for lang in ("fr", "en"))
+    french, english = (score_files(hypothesis, reference, lang).scores[1] for lang in ("fr", "en"))
     assert french.value > english.value
 
 
 def test_a_text_against_itself_scores_100(reference):
-    assert [round(s.value, 6) for s in score_files(reference, reference, "de")] == [100, 100, 100]
+    scores = score_files(reference, reference, "de").scores
+    assert [round(score.value, 6) for score in scores] == [100] * 4
 
 
 def test_the_command_prints_every_score_with_kind_and_signature_and_writes_json(
@@ -91,16 +144,52 @@ def test_the_command_prints_every_score_with_kind_and_signature_and_writes_json(
 ):
     output = tmp_path / "scores.json"
     files = ("--hyp", hypothesis, "--ref", reference, "--target-lang", "de")
-    assert call(main, *files, "--json", output) == 0
+    about = ("--about", "recipe=wmt14, 20 updates", "data=f00d", "--about", "overrides=a=1 b=2")
+    assert call(main, *files, "--json", output, *about) == 0
     printed = capsys.readouterr().out
     stored = json.loads(output.read_text(encoding="utf-8"))
-    assert [score["name"] for score in stored] == ["sacreBLEU", "tokenized BLEU", "chrF2"]
-    for score, computed in zip(stored, score_files(hypothesis, reference, "de"), strict=True):
+    assert list(stored) == ["about", "scores", "buckets"]
+    assert stored["about"] == {
+        "recipe": "wmt14, 20 updates",
+        "data": "f00d",
+        "overrides": "a=1 b=2",
+    }
+    head = "recipe: wmt14, 20 updates\ndata: f00d\noverrides: a=1 b=2\nsacreBLEU "
+    assert printed.startswith(head)
+    report = score_files(hypothesis, reference, "de")
+    names = ["sacreBLEU", "tokenized BLEU", "compound-split BLEU", "chrF2"]
+    assert [score["name"] for score in stored["scores"]] == names
+    for score, computed in zip(stored["scores"], report.scores, strict=True):
         assert score["value"] == computed.value
         for part in (score["name"], f"{score['value']:.2f}", score["kind"], score["signature"]):
             assert part in printed
+    assert [bucket["sentences"] for bucket in stored["buckets"]] == [4, 0, 0, 0, 0, 0, 0]
+    assert stored["buckets"][0]["value"] == report.scores[0].value
     assert call(main, "--show", output) == 0
     assert capsys.readouterr().out == printed
+
+    quiet = tmp_path / "quiet.json"
+    assert call(main, *files, "--json", quiet, "--quiet", *about) == 0
+    assert capsys.readouterr().out == "" and quiet.read_bytes() == output.read_bytes()
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path):
+    report = Report(
+        [Score("COMET", 0.1 + 0.2, "kind “x”", "model:x", digits=4)],
+        [Bucket("source", 0, 10, 3, 1 / 3, "s"), Bucket("source", 11, None, 0, None, "")],
+        {"recipe": "ä"},
+    )
+    write_report(tmp_path / "scores.json", report)
+    assert read_report(tmp_path / "scores.json") == report
+
+
+def test_the_plain_list_of_scores_of_version_0_1_0_is_still_shown(tmp_path, capsys):
+    old = [{"name": "chrF2", "value": 48.7097, "kind": "detokenized", "signature": "nrefs:1"}]
+    path = tmp_path / "scores.json"
+    path.write_text(json.dumps(old))
+    assert call(main, "--show", path) == 0
+    shown = capsys.readouterr().out
+    assert shown == f"{Score(**old[0])}\n" and "48.71  detokenized" in shown
 
 
 def generate_output(path: Path, lines: list[tuple[int, str]]) -> Path:
@@ -143,38 +232,91 @@ def test_subword_pieces_are_not_scored_as_text(tmp_path, line):
         read_generate_output(path, 2)
 
 
-def test_files_that_do_not_belong_together_are_refused_in_one_line(reference, tmp_path, capsys):
-    output = tmp_path / "scores.json"
-    empty = write(tmp_path / "empty", [])
-    short = write(tmp_path / "short", HYPOTHESIS[:-1])
-    latin = tmp_path / "latin"
-    latin.write_bytes("a\nMen\u00fc\n".encode("latin-1"))
-    missing = tmp_path / "missing"
-    for hyp, ref, says in (
-        (short, reference, f"{short} has 3 lines, but {reference} has 4"),
-        (empty, reference, f"{empty}: empty, there is nothing to score"),
-        (reference, empty, f"{empty}: empty, there is nothing to score"),
-        (latin, reference, f"{latin}:2: not UTF-8"),
-        (missing, reference, f"{missing}: No such file or directory"),
-    ):
-        files = ("--hyp", hyp, "--ref", ref, "--target-lang", "de")
-        assert call(main, *files, "--json", output) == 2
-        error = capsys.readouterr().err
-        assert error.startswith(f"error: {says}") and error.count("\n") == 1
-        assert not output.exists()
+def test_empty_translations_are_scored_with_a_note(reference, tmp_path, capsys):
+    hypothesis = write(tmp_path / "hyp", ["", " ", "\u2028", ""])
+    for options in ((), ("--generate-output",)):
+        if options:
+            hypothesis = generate_output(tmp_path / "out", [(number, "") for number in range(4)])
+        files = ("--hyp", hypothesis, "--ref", reference, "--target-lang", "de")
+        assert call(main, *files, *options) == 0
+        printed = capsys.readouterr()
+        assert printed.err == f"note: {hypothesis}: 4 of 4 translations are empty\n"
+        assert printed.out.startswith("sacreBLEU              0.00  ")
 
 
-def test_scores_that_cannot_be_written_are_an_error(hypothesis, reference, capsys):
-    files = ("--hyp", hypothesis, "--ref", reference, "--target-lang", "de")
-    assert call(main, *files, "--json", reference / "scores.json") == 2
-    assert capsys.readouterr().err == f"error: {reference}/scores.json: Not a directory\n"
+BAD = [
+    # Options besides --target-lang de, with {folder} for the folder of the files; what is said.
+    (
+        "--hyp {folder}/short --ref {folder}/ref",
+        "{folder}/short has 3 lines, but {folder}/ref has 4",
+    ),
+    ("--hyp {folder}/empty --ref {folder}/ref", "{folder}/empty: empty, there is nothing to score"),
+    ("--hyp {folder}/hyp --ref {folder}/empty", "{folder}/empty: empty, there is nothing to score"),
+    ("--hyp {folder}/latin --ref {folder}/ref", "{folder}/latin:2: not UTF-8"),
+    ("--hyp {folder}/hyp --ref {folder}/latin", "{folder}/latin:2: not UTF-8"),
+    ("--hyp {folder}/none --ref {folder}/ref", "{folder}/none: No such file or directory"),
+    ("--hyp {folder} --ref {folder}/ref", "{folder}: Is a directory"),
+    ("--hyp {folder}/hyp --ref {folder}/ref --generate-output", "{folder}/hyp: 4 of 4 sentences"),
+    ("--src {folder}/short", "{folder}/short has 3 lines, but {folder}/ref has 4"),
+    ("--src {folder}/empty", "{folder}/empty: empty"),
+    ("--src {folder}/none", "{folder}/none: No such file or directory"),
+    ("--buckets 10,5", "--buckets 10,5: must be whole numbers above 0 in rising order"),
+    ("--about recipe", "--about recipe: must be NAME=VALUE"),
+    ("--about =x", "--about =x: must be NAME=VALUE"),
+    ("--about a=1 b=2 --about a=1", "--about a=1: a is there twice"),
+    ("--comet x", "--comet x: needs the source text, --src FILE"),
+    ("--json {folder}/ref/x.json", "{folder}/ref/x.json: Not a directory"),
+    ("--json {folder}/none/x.json", "{folder}/none/x.json: No such file or directory"),
+    ("--json {folder}", "{folder}: is a folder; name a file to write"),
+    ("--show {folder}/ref", "--show {folder}/ref: goes alone, without other options"),
+]
 
 
-def test_missing_options_and_foreign_score_files_are_refused(hypothesis, capsys):
+@pytest.mark.parametrize(("options", "says"), BAD)
+def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
+    options, says, hypothesis, reference, tmp_path, capsys
+):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    shutil.copy(hypothesis, folder / "hyp")
+    shutil.copy(reference, folder / "ref")
+    write(folder / "empty", [])
+    write(folder / "short", HYPOTHESIS[:-1])
+    (folder / "latin").write_bytes("a\nMen\u00fc\n".encode("latin-1"))
+    before = sorted(folder.iterdir())
+    command = [word.format(folder=folder) for word in options.split()]
+    if "--hyp" not in command:
+        command += ["--hyp", folder / "hyp", "--ref", folder / "ref"]
+    if "--json" not in command and "--show" not in command:
+        command += ["--json", folder / "scores.json"]
+    assert call(main, *command, "--target-lang", "de") == 2
+    printed = capsys.readouterr()
+    errors = [line for line in printed.err.splitlines() if not line.startswith("note: ")]
+    assert len(errors) == 1 and errors[0].startswith(f"error: {says.format(folder=folder)}")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_missing_options_and_foreign_score_files_are_refused(hypothesis, tmp_path, capsys):
     assert call(main, "--hyp", hypothesis) == 2
     assert "--hyp, --ref and --target-lang are needed" in capsys.readouterr().err
-    assert call(main, "--show", hypothesis) == 2
-    assert f"error: {hypothesis}: not a file of scores" in capsys.readouterr().err
+    files = ("--hyp", hypothesis, "--ref", hypothesis, "--target-lang", "de")
+    assert call(main, *files, "--quiet") == 2
+    assert capsys.readouterr().err == "error: --quiet: needs --json FILE, or the scores are lost\n"
+    foreign = tmp_path / "foreign"
+    for text in (
+        "text",
+        "{}",
+        '{"scores": [1]}',
+        "3",
+        '[{"name": "x"}]',
+        '{"scores": {}, "about": 1}',
+    ):
+        foreign.write_text(text)
+        assert call(main, "--show", foreign) == 2
+        error = capsys.readouterr().err
+        assert (
+            error.startswith(f"error: {foreign}: not a file of scores") and error.count("\n") == 1
+        )
 
 
 def test_scoring_needs_neither_fairseq_nor_torch():
@@ -183,6 +325,7 @@ def test_scoring_needs_neither_fairseq_nor_torch():
         f"package.__path__ = [{str(ROOT / 'rope_fairseq')!r}]; "
         "sys.modules['rope_fairseq'] = package; "
         "import rope_fairseq.evaluation.score, rope_fairseq.evaluation.samples; "
+        "import rope_fairseq.evaluation.compare; "
         "assert not {'fairseq', 'torch'} & sys.modules.keys()"
     )
     done = run(sys.executable, "-c", code)
@@ -193,9 +336,7 @@ def test_score_sh_scores_any_two_files(hypothesis, reference):
     files = ("--hyp", hypothesis, "--ref", reference, "--target-lang", "de")
     done = run(ROOT / "scripts" / "score.sh", *files)
     assert done.returncode == 0
-    assert done.stdout == "".join(
-        f"{score}\n" for score in score_files(hypothesis, reference, "de")
-    )
+    assert done.stdout == f"{score_files(hypothesis, reference, 'de')}\n"
 
 
 def test_score_sh_translates_and_scores_the_test_set_of_a_recipe(tmp_path):
@@ -205,10 +346,13 @@ def test_score_sh_translates_and_scores_the_test_set_of_a_recipe(tmp_path):
     script = (ROOT / "scripts" / "score.sh", "demo", "--work", work)
     done = run(*script)
     assert done.returncode == 0, done.stderr
+    report = read_report(work / "scores.json")
     files = (work / "test.hyp.de", work / "data" / "test.de")
-    printed = "".join(f"{score}\n" for score in score_files(*files, "de"))
-    assert done.stdout.endswith(printed)
-    assert run(*script).stdout == f"translate: up to date\nscore: up to date\n{printed}"
+    computed = score_files(*files, "de", source=work / "data" / "test.en")
+    assert (report.scores, report.buckets) == (computed.scores, computed.buckets)
+    assert report.buckets[0].by == "source" and report.about["recipe"] == "demo"
+    assert done.stdout.endswith(f"{report}\n")
+    assert run(*script).stdout == f"translate: up to date\nscore: up to date\n{report}\n"
 
 
 def test_samples_are_taken_at_even_distances_and_shown_with_source_and_reference(

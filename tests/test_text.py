@@ -1,4 +1,4 @@
-"""rope_fairseq.text, .lines and .corpus: what a line is, text to pieces and back, BPE training."""
+"""rope_fairseq.text and .lines: what a line is, text to pieces and back."""
 
 import json
 import lzma
@@ -12,7 +12,10 @@ import pytest
 from fairseq.binarizer import FileBinarizer, VocabularyDatasetBinarizer
 from fairseq.data import Dictionary, data_utils, encoders
 
-from rope_fairseq import corpus, text, tokenizer
+from rope_fairseq import text, tokenizer
+from rope_fairseq.corpus.bpe import train_bpe
+from rope_fairseq.corpus.clean import clean_corpus
+from rope_fairseq.corpus.rules import Limits
 from rope_fairseq.errors import UserError
 from rope_fairseq.lines import count_lines, read_lines, write_lines
 from rope_fairseq.text import Text
@@ -48,9 +51,10 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with text.json and a BPE model of 500 pieces."""
-    folder = tmp_path_factory.mktemp("text")
-    corpus.train_bpe(Text("en", "de"), data, 500, folder)
-    return folder
+    folder = tmp_path_factory.mktemp("model")
+    clean_corpus(Text("en", "de"), data, folder / "tok", Limits(), workers=1)
+    train_bpe(folder / "tok", 500, folder / "text")
+    return folder / "text"
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +162,8 @@ def test_decode_restores_what_was_encoded(lang: str, line: str, en_de: Text) -> 
         ("en", "a▁b ▁", "a _ b _"),
         # sacremoses' placeholder for dots.
         ("en", "DOTMULTI x", "DOT MULTI x"),
+        # A soft hyphen, and a byte order mark in the middle of joined files.
+        ("de", "Donau\u00addampf\ufeffschiff", "Donaudampfschiff"),
         # A combining accent stays on its letter, as the composed character.
         ("de", "u\u0308ber", "über"),
     ],
@@ -294,108 +300,6 @@ def test_bad_input_is_one_line_on_standard_error(
     assert result.returncode == 2
     assert len(errors) == 1
     assert errors[0].startswith(f"error: {message}")
-
-
-# BPE training
-
-
-def test_training_twice_gives_the_same_model_byte_for_byte(
-    data: Path, model: Path, tmp_path: Path
-) -> None:
-    corpus.train_bpe(Text("en", "de"), data, 500, tmp_path)
-    assert (tmp_path / text.MODEL_FILE).read_bytes() == (model / text.MODEL_FILE).read_bytes()
-
-
-def test_no_piece_has_the_name_of_a_special_symbol_of_fairseq(en_de: Text) -> None:
-    processor = en_de._processor
-    pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
-    assert len(pieces) == 500
-    assert {"<s>", "</s>", "<pad>"}.isdisjoint(pieces)
-    assert "<unk>" not in en_de.encode("<unk> <s> </s> <pad> 漢字 \u0d85", "en").split()
-
-
-def test_a_very_long_sentence_takes_part_in_the_training(tmp_path: Path) -> None:
-    # Longer than the 4,192 bytes beyond which sentencepiece would leave it out.
-    data = write_corpus(tmp_path / "data", {"train": [("a b", "a b"), ("zebra " * 1000, "c d")]})
-    corpus.train_bpe(Text("en", "de"), data, 14, tmp_path)
-    assert Text.load(tmp_path).encode("zebra", "en") == "▁zebra"
-
-
-@pytest.mark.parametrize(
-    ("pairs", "vocab_size", "message"),
-    [
-        ([("ab ab", "cd")], 1000, r"vocab_size 1000: the largest possible .* is 12$"),
-        ([("ab ab", "cd")], 3, r"vocab_size 3: the smallest possible .* is 6$"),
-        ([("", "  ")], 100, "hold no text: every line is empty"),
-        ([], 100, "are empty: at least one sentence pair"),
-    ],
-)
-def test_a_vocabulary_out_of_reach_is_refused(
-    pairs: list[tuple[str, str]], vocab_size: int, message: str, tmp_path: Path
-) -> None:
-    data = write_corpus(tmp_path / "data", {"train": pairs})
-    with pytest.raises(UserError, match=message):
-        corpus.train_bpe(Text("en", "de"), data, vocab_size, tmp_path / "text")
-    assert not list((tmp_path / "text").glob("*"))
-
-
-@pytest.mark.parametrize("vocab_size", [6, 12])
-def test_the_vocabulary_sizes_named_as_possible_are(vocab_size: int, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "data", {"train": [("ab ab", "cd")]})
-    corpus.train_bpe(Text("en", "de"), data, vocab_size, tmp_path)
-    assert Text.load(tmp_path)._processor.get_piece_size() == vocab_size
-
-
-# Encoding a corpus
-
-
-def test_a_corpus_is_encoded_line_by_line_in_order(data: Path, en_de: Text, tmp_path: Path) -> None:
-    corpus.encode_corpus(en_de, data, tmp_path, workers=2)
-    for split in ("train", "valid", "test"):
-        for lang in ("en", "de"):
-            raw = read_lines(data / f"{split}.{lang}")
-            encoded = list(read_lines(tmp_path / f"{split}.{lang}"))
-            assert encoded == [en_de.encode(line, lang) for line in raw]
-
-
-def test_pairs_with_an_empty_side_are_dropped_from_training_only(
-    en_de: Text, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pairs = [("one", "eins"), ("", "zwei"), ("three", " \u2028 "), ("four", "vier")]
-    data = write_corpus(tmp_path / "data", dict.fromkeys(corpus.SPLITS, pairs))
-    corpus.encode_corpus(en_de, data, tmp_path, workers=1)
-    assert "train: dropped 2 pairs with an empty side" in capsys.readouterr().err
-    kept = [en_de.decode(line, "en") for line in read_lines(tmp_path / "train.en")]
-    assert kept == ["one", "four"]
-    assert len(list(read_lines(tmp_path / "train.de"))) == 2
-    for split in ("valid", "test"):
-        assert [bool(line) for line in read_lines(tmp_path / f"{split}.en")] == [1, 0, 1, 1]
-        assert [bool(line) for line in read_lines(tmp_path / f"{split}.de")] == [1, 1, 0, 1]
-
-
-def test_unequal_line_counts_are_refused_with_both_files_and_counts(tmp_path: Path) -> None:
-    write_lines(tmp_path / "train.en", ["one", "two"])
-    write_lines(tmp_path / "train.de", ["eins"])
-    message = rf"{tmp_path}/train.en has 2 lines but {tmp_path}/train.de has 1"
-    with pytest.raises(UserError, match=message):
-        corpus.train_bpe(Text("en", "de"), tmp_path, 100, tmp_path / "text")
-
-
-def test_nothing_is_left_when_encoding_meets_text_that_is_not_utf8(
-    en_de: Text, tmp_path: Path
-) -> None:
-    data = write_corpus(tmp_path / "data", dict.fromkeys(corpus.SPLITS, [("one", "eins")] * 3))
-    (data / "train.de").write_bytes(b"eins\n\xe9\nzwei\n")
-    with pytest.raises(UserError, match=r"train.de:2: not UTF-8"):
-        corpus.encode_corpus(en_de, data, tmp_path / "out", workers=2)
-    assert not list((tmp_path / "out").iterdir())
-
-
-def test_training_text_without_a_whole_pair_is_refused(en_de: Text, tmp_path: Path) -> None:
-    pairs = {"train": [("one", ""), ("", "zwei")], "valid": [("a", "b")], "test": [("a", "b")]}
-    data = write_corpus(tmp_path / "data", pairs)
-    with pytest.raises(UserError, match="every pair has an empty side"):
-        corpus.encode_corpus(en_de, data, tmp_path / "out", workers=1)
 
 
 # Inside fairseq

@@ -1,13 +1,12 @@
 """A tiny work folder: a toy corpus, and a model of it trained for some seconds."""
 
-import atexit
+import fcntl
 import functools
 import os
 import random
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
@@ -17,7 +16,9 @@ from fairseq import options
 from fairseq_cli import preprocess
 
 from rope_fairseq.average import average_checkpoints, select_checkpoints
-from rope_fairseq.corpus import encode_corpus, train_bpe
+from rope_fairseq.corpus.bpe import encode_corpus, train_bpe
+from rope_fairseq.corpus.clean import clean_corpus
+from rope_fairseq.corpus.rules import Limits
 from rope_fairseq.errors import run_main
 from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE, Text
 
@@ -45,6 +46,8 @@ CHECKPOINTS = 5
 BESIDE_THE_DATA = (MODEL_FILE, OPTIONS_FILE)
 DICTIONARIES = ("dict.en.txt", "dict.de.txt")
 UPDATES = 6 * SAVE_EVERY
+# Names the folder that conftest.py makes for all processes of a test run.
+SHARED_FOLDER = "ROPE_FAIRSEQ_TEST_FOLDER"
 
 
 def sentences(count: int, seed: int) -> list[tuple[str, str]]:
@@ -76,10 +79,15 @@ def python(module: str, *arguments: str | Path, **settings) -> subprocess.Comple
 
 @functools.cache
 def tiny_work() -> Path:
-    """The folder, built once for all tests; they must not change it."""
-    work = Path(tempfile.mkdtemp(prefix="rope_fairseq-test-"))
-    atexit.register(shutil.rmtree, work)
-    build_work_folder(work)
+    """The folder, built once for all tests and all their processes; they must not change it."""
+    shared = Path(os.environ[SHARED_FOLDER])
+    with open(shared / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        work = shared / "work"
+        if not (shared / "complete").exists():
+            shutil.rmtree(work, ignore_errors=True)
+            build_work_folder(work)
+            (shared / "complete").touch()
     return work
 
 
@@ -111,8 +119,10 @@ def build_work_folder(work: Path) -> None:
         for side, lang in enumerate(("en", "de")):
             lines = [pair[side] + "\n" for pair in sentences(count, seed)]
             (work / "data" / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
-    train_bpe(Text("en", "de"), work / "data", 120, work / "text")
-    encode_corpus(Text.load(work / "text"), work / "data", work / "text", workers=1)
+    limits = Limits(keep_duplicates=True)  # SAVE_EVERY counts on the number of pairs
+    clean_corpus(Text("en", "de"), work / "data", work / "tok", limits, workers=1)
+    train_bpe(work / "tok", 120, work / "text")
+    encode_corpus(work / "tok", work / "text", work / "text", workers=1)
 
     preprocess.main(
         options.get_preprocessing_parser().parse_args(

@@ -5,11 +5,10 @@
 They are taken at even distances, whatever they look like.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from rope_fairseq.errors import UserError, run_main
+from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.lines import read_lines
 
 
@@ -39,10 +38,9 @@ def shorten(line: str, longest: int = 300) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m rope_fairseq.evaluation.samples",
         description="Print sample translations.",
-        allow_abbrev=False,
     )
     parser.add_argument("--src", type=Path, required=True, metavar="FILE")
     parser.add_argument("--ref", type=Path, required=True, metavar="FILE")

@@ -2,169 +2,61 @@
 
     python -m rope_fairseq.evaluation.score --hyp test.hyp.de --ref test.de --target-lang de
 
-Three numbers that must not be confused:
-
-- **sacreBLEU**: detokenized translation against raw reference, tokenized by sacreBLEU's 13a
-  (Post, 2018, arXiv 1804.08771). Comparable across papers that give the signature.
-- **tokenized BLEU**: both sides tokenized by Moses' rules (sacremoses). Comparable only with
-  scores on the same tokens; what papers before sacreBLEU printed.
-- **chrF2**: F2 of character n-grams (Popović, 2015), on detokenized text.
+The scores are those of :mod:`~rope_fairseq.evaluation.metrics`, BLEU by sentence length that of
+:mod:`~rope_fairseq.evaluation.buckets`. A byte order mark and the carriage returns of Windows line
+ends are not part of the text; otherwise the numbers are those of sacreBLEU's own command.
 """
 
-import argparse
-import json
-import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
-from sacremoses import MosesTokenizer
-
-from rope_fairseq.errors import UserError, run_main
-from rope_fairseq.files import replacing
-from rope_fairseq.lines import read_lines
-
-# How sentencepiece and subword-nmt mark the pieces of a word.
-_SUBWORD = re.compile("\u2581|@@ ")
-
-
-@dataclass(frozen=True)
-class Score:
-    """One score: ``value`` in points out of 100, and what it takes to compute it again."""
-
-    name: str
-    value: float
-    kind: str
-    signature: str
-
-    def __str__(self) -> str:
-        return f"{self.name:<14}{self.value:6.2f}  {self.kind}\n{'':22}{self.signature}"
-
-
-def sacre_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """sacreBLEU with its defaults, on detokenized text."""
-    metric = BLEU()
-    value = metric.corpus_score(hypotheses, [references]).score
-    kind = "detokenized translation, raw reference"
-    return Score("sacreBLEU", value, kind, str(metric.get_signature()))
-
-
-def tokenized_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
-    """BLEU on the Moses tokens of both sides, in the rules of ``language``."""
-    tokenizer = MosesTokenizer(lang=language)
-
-    def tokens(lines: Sequence[str]) -> list[str]:
-        return [tokenizer.tokenize(line, return_str=True, escape=False) for line in lines]
-
-    # force: sacreBLEU warns about tokenized input, which is what this score is about.
-    metric = BLEU(tokenize="none", force=True)
-    value = metric.corpus_score(tokens(hypotheses), [tokens(references)]).score
-    kind = f"both sides tokenized by sacremoses {version('sacremoses')}, language {language}"
-    return Score("tokenized BLEU", value, kind, str(metric.get_signature()))
-
-
-def chrf2(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """chrF2 with sacreBLEU's defaults, on detokenized text."""
-    metric = CHRF()
-    value = metric.corpus_score(hypotheses, [references]).score
-    kind = "detokenized translation, raw reference"
-    return Score("chrF2", value, kind, str(metric.get_signature()))
-
-
-def read_generate_output(path: Path, count: int) -> list[str]:
-    """The detokenized hypotheses (``D-ID``) of fairseq-generate's output, in order of their ids.
-
-    Args:
-        path: what fairseq-generate printed, or its ``generate-test.txt``.
-        count: how many sentences there are: the ids must be 0 … count-1, each once.
-
-    Raises:
-        UserError: an id is missing, there twice or too large, or the text is still in pieces.
-    """
-    hypotheses: dict[int, str] = {}
-    for line in read_lines(path):
-        match = re.fullmatch(r"D-(\d+)\t[^\t]*\t(.*)", line, re.DOTALL)
-        if match is None:
-            continue
-        number = int(match[1])
-        if number in hypotheses:
-            raise UserError(f"{path}: id {number} is there twice; generate with --nbest 1")
-        hypotheses[number] = match[2]
-    missing = [number for number in range(count) if number not in hypotheses]
-    if missing:
-        raise UserError(
-            f"{path}: {len(missing)} of {count} sentences have no translation (no line D-ID), "
-            f"the first is id {missing[0]}"
-        )
-    if len(hypotheses) > count:
-        raise UserError(
-            f"{path}: id {max(hypotheses)}, but the reference has only {count} lines (ids from 0)"
-        )
-    if sum(bool(_SUBWORD.search(text)) for text in hypotheses.values()) > count / 2:
-        raise UserError(
-            f"{path}: the D- lines are subword pieces, not text; give fairseq-generate the "
-            "--bpe and --tokenizer that the data was made with"
-        )
-    return [hypotheses[number] for number in range(count)]
+from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.evaluation.buckets import DEFAULT_BOUNDS, bucketed_bleu, parse_bounds
+from rope_fairseq.evaluation.comet_score import comet_score
+from rope_fairseq.evaluation.metrics import all_scores
+from rope_fairseq.evaluation.read import read_beside, read_references, read_translation
+from rope_fairseq.evaluation.report import Report, parse_about, read_report, write_report
 
 
 def score_files(
-    hypothesis: Path, reference: Path, language: str, generate_output: bool = False
-) -> list[Score]:
+    hypothesis: Path,
+    reference: Path,
+    language: str,
+    *,
+    source: Path | None = None,
+    generate_output: bool = False,
+    bounds: Sequence[int] = DEFAULT_BOUNDS,
+    comet: str | None = None,
+) -> Report:
     """All scores of a translation.
 
     Args:
         hypothesis: detokenized text, one sentence a line, or fairseq-generate's output.
         reference: the raw reference, one sentence a line.
         language: the target language's code, for Moses' rules.
+        source: the raw source, one sentence a line; its lengths make the buckets.
         generate_output: whether ``hypothesis`` is fairseq-generate's output.
+        bounds: see :func:`~rope_fairseq.evaluation.buckets.bucketed_bleu`.
+        comet: a COMET model's name or path; needs ``source``.
 
     Raises:
-        UserError: a file is empty, or the two do not belong together line by line.
+        UserError: a file is empty, or they do not belong together line by line.
     """
-    references = list(read_lines(reference))
-    if not references:
-        raise UserError(f"{reference}: empty, there is nothing to score")
-    if generate_output:
-        hypotheses = read_generate_output(hypothesis, len(references))
-    else:
-        hypotheses = list(read_lines(hypothesis))
-    if not hypotheses:
-        raise UserError(f"{hypothesis}: empty, there is nothing to score")
-    if len(hypotheses) != len(references):
-        raise UserError(
-            f"{hypothesis} has {len(hypotheses)} lines, but {reference} has {len(references)}"
-        )
-    return [
-        sacre_bleu(hypotheses, references),
-        tokenized_bleu(hypotheses, references, language),
-        chrf2(hypotheses, references),
-    ]
+    if comet is not None and source is None:
+        raise UserError(f"--comet {comet}: needs the source text, --src FILE")
+    references = read_references(reference)
+    hypotheses = read_translation(hypothesis, reference, len(references), generate_output)
+    sources = None if source is None else read_beside(source, reference, len(references))
+    scores = all_scores(hypotheses, references, language)
+    if comet is not None and sources is not None:
+        scores.append(comet_score(sources, hypotheses, references, comet))
+    return Report(scores, bucketed_bleu(hypotheses, references, language, sources, bounds))
 
 
-def write_scores(path: Path, scores: Sequence[Score]) -> None:
-    """Write scores, to all their digits, as a JSON list."""
-    text = json.dumps([asdict(score) for score in scores], indent=2, ensure_ascii=False)
-    with replacing(path) as file:
-        file.write(f"{text}\n".encode())
-
-
-def read_scores(path: Path) -> list[Score]:
-    """Scores that :func:`write_scores` has written."""
-    try:
-        return [Score(**score) for score in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a file of scores ({error})") from error
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m rope_fairseq.evaluation.score",
         description="Score a translation against its raw reference.",
-        allow_abbrev=False,
     )
     parser.add_argument("--hyp", type=Path, metavar="FILE", help="the translation")
     parser.add_argument("--ref", type=Path, metavar="FILE", help="the raw reference")
@@ -172,26 +64,68 @@ def main() -> None:
         "--target-lang", metavar="LANG", help="whose Moses rules to tokenize both sides by"
     )
     parser.add_argument(
+        "--src", type=Path, metavar="FILE", help="the raw source: its lengths make the buckets"
+    )
+    parser.add_argument(
         "--generate-output",
         action="store_true",
         help="--hyp is what fairseq-generate printed, not plain text",
     )
+    parser.add_argument(
+        "--buckets",
+        metavar="N,N,…",
+        help="largest numbers of words of the groups that BLEU by length is given for "
+        f"(default {','.join(map(str, DEFAULT_BOUNDS))})",
+    )
+    parser.add_argument(
+        "--comet",
+        metavar="MODEL",
+        help="COMET as well, by this model (a name is downloaded, a path is not); needs --src "
+        "and unbabel-comet",
+    )
+    parser.add_argument(
+        "--about",
+        nargs="+",
+        action="extend",
+        metavar="NAME=VALUE",
+        help="stored and printed with the scores",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores here too")
-    parser.add_argument("--show", type=Path, metavar="FILE", help="print what --json has written")
-    arguments = parser.parse_args()
+    parser.add_argument("--quiet", action="store_true", help="write --json and print no scores")
+    parser.add_argument(
+        "--show", type=Path, metavar="FILE", help="print what --json has written; goes alone"
+    )
+    return parser
 
+
+def main() -> None:
+    arguments = _parser().parse_args()
     if arguments.show is not None:
-        scores = read_scores(arguments.show)
-    elif None in (arguments.hyp, arguments.ref, arguments.target_lang):
+        others = vars(arguments) | {"show": None}
+        if any(others.values()):
+            raise UserError(f"--show {arguments.show}: goes alone, without other options")
+        print(read_report(arguments.show))
+        return
+    if None in (arguments.hyp, arguments.ref, arguments.target_lang):
         raise UserError("--hyp, --ref and --target-lang are needed (or --show alone)")
-    else:
-        scores = score_files(
-            arguments.hyp, arguments.ref, arguments.target_lang, arguments.generate_output
-        )
+    if arguments.quiet and arguments.json is None:
+        raise UserError("--quiet: needs --json FILE, or the scores are lost")
+    about = parse_about(arguments.about or [])
+    bounds = DEFAULT_BOUNDS if arguments.buckets is None else parse_bounds(arguments.buckets)
+    report = score_files(
+        arguments.hyp,
+        arguments.ref,
+        arguments.target_lang,
+        source=arguments.src,
+        generate_output=arguments.generate_output,
+        bounds=bounds,
+        comet=arguments.comet,
+    )
+    report = Report(report.scores, report.buckets, about)
     if arguments.json is not None:
-        write_scores(arguments.json, scores)
-    for score in scores:
-        print(score)
+        write_report(arguments.json, report)
+    if not arguments.quiet:
+        print(report)
 
 
 if __name__ == "__main__":
