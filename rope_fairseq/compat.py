@@ -39,7 +39,7 @@ def apply() -> None:
     allow_checkpoint_classes()
     read_options_as_data()
     keep_last_batch()
-    copy_checkpoints_atomically()
+    write_checkpoints_whole()
     name_damaged_checkpoints()
     train_together()
     go_on_where_it_was()
@@ -150,24 +150,21 @@ def keep_last_batch() -> None:
     _replace(data_utils, "batch_by_size", make)
 
 
-def copy_checkpoints_atomically() -> None:
-    """fairseq writes checkpoint_E_U.pt atomically but copies it to checkpoint_last.pt and
-    checkpoint_best.pt in place: killed meanwhile, it leaves a truncated checkpoint_last.pt, and
-    the run cannot be resumed. 0.12.3 and main."""
+def write_checkpoints_whole() -> None:
+    """Two ways of fairseq to spoil a checkpoint. 0.12.3 and main:
+
+    - It writes checkpoint_E_U.pt under a temporary name but copies it to checkpoint_last.pt and
+      checkpoint_best.pt in place: killed meanwhile, it leaves a truncated checkpoint_last.pt, and
+      the run cannot be resumed.
+    - When a checkpoint cannot be written (full disk), it tries again twice, each time behind what
+      the try before has written to the same file, and prints a traceback that names no file.
+    """
+    from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-            if PathManager.path_requires_pathmanager(dst_path):
-                return original(src_path, dst_path, overwrite=overwrite)
-            temporary = f"{dst_path}.tmp"
-            copied = original(src_path, temporary, overwrite=True)
-            os.replace(temporary, dst_path)
-            return copied
-
-        return copy
-
-    _replace(PathManager, "copy", make)
+    _replace(PathManager, "copy", resume.copy_whole)
+    _replace(checkpoint_utils, "_torch_persistent_save", lambda original: torch.save)
+    _replace(checkpoint_utils, "torch_persistent_save", resume.save_whole)
 
 
 def name_damaged_checkpoints() -> None:

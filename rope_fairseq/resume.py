@@ -7,6 +7,7 @@ its place; the reasons are stated there.
 import importlib
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,49 @@ def restore_position(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, state)
 
     return load_state_dict
+
+
+def copy_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``PathManager.copy`` that replaces the target when the copy is complete."""
+    from fairseq.file_io import PathManager
+
+    def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+        if PathManager.path_requires_pathmanager(dst_path):
+            return original(src_path, dst_path, overwrite=overwrite)
+        temporary = f"{dst_path}.tmp"
+        try:
+            copied = original(src_path, temporary, overwrite=True)
+            os.replace(temporary, dst_path)
+        except OSError as error:
+            raise _not_written(dst_path, error) from error
+        return copied
+
+    return copy
+
+
+def save_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``checkpoint_utils.torch_persistent_save`` that leaves nothing behind when the disk is full,
+    and says which file it was."""
+
+    def torch_persistent_save(obj: Any, filename: str, async_write: bool = False) -> None:
+        try:
+            original(obj, filename, async_write)
+        except (OSError, RuntimeError) as error:
+            # torch raises a RuntimeError of its own while it handles that of the system.
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__
+            if cause is None:
+                raise
+            raise _not_written(filename, cause) from error
+
+    return torch_persistent_save
+
+
+def _not_written(filename: str, error: OSError) -> OSError:
+    """The same error with the checkpoint's name; its temporary file is removed."""
+    Path(f"{filename}.tmp").unlink(missing_ok=True)
+    return OSError(error.errno, error.strerror, filename)
 
 
 class _InsideEpoch:

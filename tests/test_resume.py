@@ -10,6 +10,7 @@ import torch
 from fairseq import checkpoint_utils
 from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
 from fairseq.dataclass.configs import CheckpointConfig
+from fairseq.file_io import PathManager
 from omegaconf import OmegaConf
 
 from rope_fairseq import resume
@@ -202,3 +203,22 @@ def test_fine_tuning_and_reset_meters_start_their_own_count(monkeypatch):
 def test_a_checkpoint_of_stock_fairseq_resumes(monkeypatch):
     state, epoch = load(monkeypatch, {}, 100, patience=3)
     assert not vars(state) and epoch == 3
+
+
+def test_a_checkpoint_for_which_the_disk_has_no_room_is_named_and_leaves_nothing(tmp_path):
+    path = tmp_path / "checkpoint_1_2.pt"
+    (tmp_path / "checkpoint_1_2.pt.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError) as error:
+        checkpoint_utils.torch_persistent_save({"model": torch.zeros(1_000_000)}, str(path))
+    assert (error.value.filename, error.value.strerror) == (str(path), "No space left on device")
+    assert not list(tmp_path.iterdir())
+
+    checkpoint_utils.torch_persistent_save({"model": torch.ones(3)}, str(path))
+    (tmp_path / "checkpoint_last.pt.tmp").symlink_to("/dev/full")
+    last = str(tmp_path / "checkpoint_last.pt")
+    with pytest.raises(OSError) as error:
+        PathManager.copy(str(path), last, overwrite=True)
+    assert error.value.filename == last
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    PathManager.copy(str(path), last, overwrite=True)
+    assert torch.load(last)["model"].tolist() == [1, 1, 1]
