@@ -110,7 +110,7 @@ def commands(work: Path, source: str, target: str, vocab_size: int) -> dict[str,
         "bpe": [*corpus, "bpe", "--tokens", tokens, "--output", text]
         + ["--vocab-size", str(vocab_size)],
         "encode": [*corpus, "encode", "--tokens", tokens, "--model", text, "--output", text],
-        "binarize": [*tool, "binarize", "--text", text, "--output", binary],
+        "binarize": [*corpus, "binarize", "--text", text, "--output", binary],
         "sign": [*corpus, "signature", "--text", text, "--tokens", tokens, "--corpus", "benchmark"]
         + ["--dictionary", f"{binary}/dict.{source}.txt", "--output", str(work / "data.json")],
     }

@@ -5,12 +5,14 @@ output exists proves nothing (the run may have been killed). The manifest is wri
 
     python -m rope_fairseq.manifest check --file F --input PATH… --option K=V… --output PATH…
     python -m rope_fairseq.manifest write --file F --input PATH… --option K=V… --output PATH…
-    python -m rope_fairseq.manifest options --file F
+    python -m rope_fairseq.manifest current --file F
 
 ``check`` exits with 0 when the step is done, else with 1 and one line on standard output that says
 why; then it also notes in ``F.started`` what the step starts from. A line that begins with
 ``interrupted`` means that the last run started from exactly the same and did not finish, so a step
-that can continue may do so. ``write`` refuses when an input has changed since. 2: usage error.
+that can continue may do so. ``write`` refuses when an input has changed since. ``current``
+refuses unless the step is finished and what it read in the work folder is still the same; it
+changes nothing. 2: usage error.
 """
 
 import hashlib
@@ -182,6 +184,25 @@ def write(manifest: Path, inputs: list[Path], options: dict[str, str], outputs: 
     _started(manifest).unlink(missing_ok=True)
 
 
+def check_current(manifest: Path) -> None:
+    """Refuse what a later step would build on an unfinished or outdated one.
+
+    Raises:
+        UserError: the step is not finished, or an input in the work folder has changed since.
+    """
+    record, work, step = _read(manifest), work_folder(manifest), manifest.stem
+    if record is None:
+        raise UserError(f"{work}: the step {step} is not finished there; run its script first")
+    for name, recorded in record["inputs"].items():
+        path = work / name
+        # The names of inputs elsewhere are absolute or those of files of the project.
+        elsewhere = not path.exists() and (ROOT / name).exists()
+        if not elsewhere and (not path.is_file() or describe_file(path) != recorded):
+            raise UserError(
+                f"{path} is not what the step {step} ran on; run its script again first"
+            )
+
+
 def _write_json(path: Path, record: Record) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
@@ -214,18 +235,14 @@ def _parse_options(pairs: list[str]) -> dict[str, str]:
 
 def main() -> None:
     parser = Parser(prog="python -m rope_fairseq.manifest")
-    parser.add_argument("action", choices=("check", "write", "options"))
+    parser.add_argument("action", choices=("check", "write", "current"))
     parser.add_argument("--file", type=Path, required=True, help="WORK/manifests/STEP.json")
     for name in ("--input", "--output"):
         parser.add_argument(name, type=Path, nargs="+", action="extend", default=[])
     parser.add_argument("--option", nargs="+", action="extend", default=[], metavar="NAME=VALUE")
     args = parser.parse_args()
-    if args.action == "options":
-        record = _read(args.file)
-        if record is None:
-            raise UserError(f"{args.file}: no such manifest; the step is not finished")
-        for name, value in record["options"].items():
-            print(f"{name}={value}")
+    if args.action == "current":
+        check_current(args.file)
         return
     options = _parse_options(args.option)
     if args.action == "write":

@@ -319,7 +319,8 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
     )
     parser.add_argument(
         "--show-command",
-        metavar="SRC-TGT",
+        nargs=2,
+        metavar=("SOURCE", "TARGET"),
         help="print the call of fairseq-generate for a model with fairseq's default limits, which "
         "need not exist, and stop",
     )
@@ -345,20 +346,13 @@ def _refuse_reserved(words: Sequence[str]) -> None:
             )
 
 
-def _language_pair(text: str) -> tuple[str, str]:
-    source, dash, target = text.partition("-")
-    if not (source and dash and target):
-        raise UserError(f"--show-command {text}: expected two languages, such as en-de")
-    return source, target
-
-
 def main() -> None:
     arguments, extra = parse_arguments(sys.argv[1:])
     configured = search_options(arguments.config)
     _refuse_reserved(configured)
     extra = configured + extra
     if arguments.show_command is not None:
-        languages = _language_pair(arguments.show_command)
+        languages = (arguments.show_command[0], arguments.show_command[1])
         limits = dict.fromkeys(("max_source_positions", "max_target_positions"), FAIRSEQ_LIMIT)
         command = generate_command(
             "ENCODED_TEXT",

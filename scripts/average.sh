@@ -2,7 +2,7 @@
 # average.sh RECIPE [--work DIR] [--dry-run]
 #
 # Averages the last checkpoints as the recipe says and puts the result, with the dictionaries, the text
-# options and the data's signature, into model/: a folder for translate.sh and the hub interface that
+# options, the data's signature and the training's manifest, into model/: a folder for translate.sh and the hub interface that
 # needs nothing else.
 
 # shellcheck source=scripts/common.sh
@@ -10,14 +10,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 start_script "$@"
 no_more_arguments
 
-[[ ${DRY_RUN:-} || -d $WORK/checkpoints ]] ||
-    die "$WORK/checkpoints: no such folder; run train.sh $RECIPE_NAME first"
+[[ ${DRY_RUN:-} ]] || tool manifest current --file "$WORK/manifests/train.json"
 shopt -s nullglob
 case $RECIPE_AVERAGE_BY in
     update) checkpoints=("$WORK"/checkpoints/checkpoint_*_*.pt) ;;
     epoch) checkpoints=("$WORK"/checkpoints/checkpoint[0-9]*.pt) ;;
 esac
-files=("$WORK/data.json" "$WORK/data-bin/sentencepiece.bpe.model" "$WORK/data-bin/text.json"
+files=("$WORK/data.json" "$WORK/manifests/train.json" "$WORK/data-bin/sentencepiece.bpe.model" "$WORK/data-bin/text.json"
     "$WORK/data-bin/dict.$RECIPE_SOURCE_LANG.txt" "$WORK/data-bin/dict.$RECIPE_TARGET_LANG.txt")
 
 make_model() {

@@ -36,7 +36,7 @@ tool() {
 
 # usage: the comment at the head of the running script.
 usage() {
-    sed -n '2,/^[^#]/{/^#/s/^# \{0,1\}//p}' "$0"
+    sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$0"
 }
 
 # start_script RECIPE [options of all scripts] [other arguments]: sets RECIPE_* (see
@@ -53,7 +53,7 @@ start_script() {
         case $1 in
             -h | --help) usage; exit 0 ;;
             --dry-run) export DRY_RUN=1 ;;
-            --work) (($# > 1)) || die "--work needs a folder"; WORK=$2; shift ;;
+            --work) [[ ${2:-} && $2 != -* ]] || die "--work needs a folder"; WORK=$2; shift ;;
             --work=*) WORK=${1#--work=}; [[ $WORK ]] || die "--work needs a folder" ;;
             --vocab-size=* | --source-lang=* | --target-lang=* | --tokens-per-update=* | --max-update=*)
                 set -- x "${1%%=*}" "${1#*=}" "${@:2}" ;;
@@ -68,6 +68,9 @@ start_script() {
             --mirror | --held-out)
                 (($# > 1)) || die "$1 needs a value"
                 DATA_ARGS+=("$1" "$2"); shift ;;
+            --devices | --max-tokens | --nodes | --node-rank | --master)  # of train.sh
+                (($# > 1)) || die "$1 needs a value"
+                ARGS+=("$1" "$2"); shift ;;
             --train | --valid | --test)
                 (($# > 2)) || die "$1 needs two files, source and target"
                 DATA_ARGS+=("$1" "$2" "$3"); shift 2 ;;
@@ -108,10 +111,11 @@ overrides_only() {
 # called by another one on the same folder works under the caller's lock.
 open_work() {
     local reason
+    WORK=$(realpath -m "$1")
+    check_path
     reason=$(mkdir -p "$1/logs" "$1/manifests" 2>&1 && touch "$1/.lock" 2>&1) ||
         die "work folder $1 cannot be written to (${reason##*: }); choose another with --work DIR"
     WORK=$(cd "$1" && pwd)
-    check_path
     [[ ${ROPE_LOCKED_WORK:-} == "$WORK" ]] && return
     # A node that only joins a run on a shared folder: the first node holds the lock.
     [[ ${JOINS_RUN:-} ]] && return
@@ -164,6 +168,8 @@ run_step() {
     esac
     # A run that goes on keeps what it has logged.
     [[ $reason == interrupted* ]] || : >"$log"
+    local before
+    before=$(stat -c %s "$log" 2>/dev/null || echo 0)
     # Standard output and standard error each keep their way and are both copied to the log.
     # The command runs under set -e even where it is a function.
     set +e
@@ -175,7 +181,7 @@ run_step() {
     status=${PIPESTATUS[0]}
     set -e
     if ((status)); then
-        grep -q '^error: ' "$log" ||
+        tail -c "+$((before + 1))" "$log" | grep -q '^error: ' ||
             echo "error: step $name failed with status $status; its output is in $log" >&2
         exit "$status"
     fi

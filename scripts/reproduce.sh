@@ -19,6 +19,9 @@ run_script() {
 }
 # A mistyped option of training should not wait for the data.
 [[ ${DRY_RUN:-} ]] || DRY_RUN=1 run_script train "${ARGS[@]}" >/dev/null
+for change in "${RECIPE_CHANGES[@]}"; do
+    echo "differs from the recipe $RECIPE_NAME: $change"
+done
 times=
 run_script prepare "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"
 run_script train "${ARGS[@]}"

@@ -14,7 +14,7 @@ fi
 start_script "$@"
 no_more_arguments
 
-[[ ${DRY_RUN:-} || -d $WORK/model ]] || die "$WORK/model: no such folder; run average.sh $RECIPE_NAME first"
+[[ ${DRY_RUN:-} ]] || tool manifest current --file "$WORK/manifests/average.json"
 source_text=$WORK/data/test.$RECIPE_SOURCE_LANG
 reference=$WORK/data/test.$RECIPE_TARGET_LANG
 translation=$WORK/test.hyp.$RECIPE_TARGET_LANG
@@ -24,19 +24,17 @@ translate() {
     run "$PYTHON" -m rope_fairseq.translate "$WORK/model" "$source_text" -o "$translation" --config "$config"
     # Which is, on the encoded text:
     [[ -z ${DRY_RUN:-} ]] || "$PYTHON" -m rope_fairseq.translate "$WORK/model" "$source_text" \
-        --config "$config" --show-command "$RECIPE_SOURCE_LANG-$RECIPE_TARGET_LANG" |
+        --config "$config" --show-command "$RECIPE_SOURCE_LANG" "$RECIPE_TARGET_LANG" |
         sed "s|$ROOT/||g"
 }
 run_step translate --input "$WORK/model" "$source_text" "$config" --output "$translation" -- translate
 
-# What the scores rest on goes with them: the data, and how this run differs from the recipe.
-about=("recipe=$RECIPE_NAME")
-((${#RECIPE_CHANGES[@]} == 0)) || about+=("changes=$(printf '%s; ' "${RECIPE_CHANGES[@]}")")
-if [[ -f $WORK/data.json ]]; then
-    about+=("data=$(tool corpus signature --show "$WORK/data.json" | sed -n 1p)")
-fi
-if [[ -f $WORK/manifests/train.json ]]; then
-    about+=("training=$(tool manifest options --file "$WORK/manifests/train.json" | paste -sd' ')")
+# What the scores rest on goes with them: from the model, not from this command's options.
+if [[ ${DRY_RUN:-} ]]; then
+    about=(recipe=… data=… changes=…)
+else
+    told=$(tool provenance "$RECIPE_NAME" "$WORK/model")
+    mapfile -t about <<<"$told"
 fi
 
 # It prints the scores, which are shown below whether the step runs or is up to date.

@@ -53,8 +53,11 @@ fi
 start_script "${others[@]}"
 overrides_only
 
-[[ ${DRY_RUN:-} || -d $WORK/data-bin ]] ||
-    die "$WORK/data-bin: no such folder; run prepare.sh $RECIPE_NAME first"
+pair=$RECIPE_SOURCE_LANG-$RECIPE_TARGET_LANG
+[[ ${DRY_RUN:-} || -f $WORK/manifests/sign.json ]] ||
+    die "$WORK: holds no data that is ready; run prepare.sh $RECIPE_NAME first"
+[[ ${DRY_RUN:-} || -f $WORK/data-bin/train.$pair.$RECIPE_SOURCE_LANG.idx ]] ||
+    die "$WORK/data-bin: is not $pair; give --source-lang and --target-lang as to prepare.sh"
 config=$ROOT/configs/$RECIPE_CONFIG.yaml
 if [[ ! $devices ]]; then
     devices=1
@@ -119,11 +122,10 @@ choose_checkpoints() {
 }
 
 # logs/train.launch says what the first node trains, for the others to compare.
-launch="$nodes nodes, $devices devices each: ${overrides[*]}"
+launch="$nodes nodes, $devices devices each, job ${SLURM_JOB_ID:-} ${SLURM_RESTART_COUNT:-}: ${overrides[*]}"
 
 train() {
     if [[ -z ${DRY_RUN:-} ]]; then
-        rm -f "$WORK/logs/train.launch"
         choose_checkpoints
         echo "$launch" >"$WORK/logs/train.launch"
     fi
@@ -137,6 +139,7 @@ join_training() {
             die "node $node_rank would train '$launch', the first node: '${found:-nothing yet}'; start all nodes alike"
         sleep 1
         found=$(cat "$WORK/logs/train.launch" 2>/dev/null) || found=
+        [[ $found != "done: $launch" ]] || exit 0
     done
     start_training
 }
@@ -145,6 +148,9 @@ if ((node_rank > 0)) && [[ -z ${DRY_RUN:-} ]]; then
     join_training
     exit
 fi
+[[ ${DRY_RUN:-} ]] || rm -f "$WORK/logs/train.launch"
 run_step train --input "$WORK/data-bin" "$config" \
     --option "tokens_per_update=$RECIPE_TOKENS_PER_UPDATE" "${recipe[@]}" "${ARGS[@]}" \
     --output "$WORK/checkpoints" -- train
+# For machines that come when there is nothing left to do.
+((nodes == 1)) || [[ ${DRY_RUN:-} ]] || echo "done: $launch" >"$WORK/logs/train.launch"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils
 
+from rope_fairseq import manifest
 from rope_fairseq.average import (
     average_checkpoints,
     main,
@@ -285,8 +286,11 @@ def trained(tmp_path) -> Path:
     """A work folder of the recipe demo after training."""
     for name in ("checkpoints", "data-bin"):
         shutil.copytree(tiny_work() / name, tmp_path / "work" / name)
-    (tmp_path / "work" / "data.json").write_text("{}")
-    return tmp_path / "work"
+    work = tmp_path / "work"
+    (work / "data.json").write_text("{}")
+    outputs = [work / "checkpoints"]
+    manifest.write(work / "manifests" / "train.json", [work / "data-bin"], {}, outputs)
+    return work
 
 
 def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
@@ -294,6 +298,7 @@ def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
     done = run(*script)
     assert done.returncode == 0, done.stderr
     names = ["averaged.pt", "data.json", "dict.de.txt", "dict.en.txt", *BESIDE_THE_DATA]
+    names.append("train.json")
     assert sorted(file.name for file in (trained / "model").iterdir()) == names
     expected = load_checkpoint(tiny_work() / "model" / "averaged.pt")["model"]
     averaged = load_checkpoint(trained / "model" / "averaged.pt")["model"]
@@ -307,8 +312,19 @@ def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
     assert "4 checkpoints named checkpoint_EPOCH_UPDATE.pt, fewer than --last 5" in again.stderr
 
 
+def test_average_sh_refuses_data_that_the_model_was_not_trained_on(trained):
+    dictionary = trained / "data-bin" / "dict.de.txt"
+    dictionary.write_text(dictionary.read_text() + "new 1\n")
+    done = run(ROOT / "scripts" / "average.sh", "demo", "--work", trained)
+    assert done.returncode == 2
+    assert f"error: {dictionary} is not what the step train ran on" in done.stderr
+    assert not (trained / "model").exists()
+
+
 def test_average_sh_refuses_a_run_that_was_not_trained_in_one_line(tmp_path):
     done = run(ROOT / "scripts" / "average.sh", "demo", "--work", tmp_path / "w")
     assert done.returncode == 2
     errors = [line for line in done.stderr.split("\n") if line.startswith("error: ")]
-    assert errors == [f"error: {tmp_path}/w/checkpoints: no such folder; run train.sh demo first"]
+    assert errors == [
+        f"error: {tmp_path}/w: the step train is not finished there; run its script first"
+    ]

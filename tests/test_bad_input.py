@@ -83,7 +83,7 @@ CASES = [
     ("too few kept", "train.sh own --work work checkpoint.keep_interval_updates=1", "keeps 1"),
     ("heads do not fit", "train.sh own --work work +model.encoder_embed_dim=36", "head dim"),
     # average
-    ("not trained", "average.sh demo --work w", "run train.sh demo first"),
+    ("not trained", "average.sh demo --work w", "the step train is not finished"),
     ("no checkpoints", "average.py --inputs work --last 2 --output a.pt", "work"),
     ("no checkpoint", "average.py --inputs good.en --output a.pt", "good.en"),
     ("damaged checkpoint", "average.py --inputs model-cut/averaged.pt --output a.pt", "model-cut"),
@@ -103,7 +103,7 @@ CASES = [
     ("option of nobody", "translate.sh model good.en -o out.de --baem 4", "--baem"),
     ("too long a line", "translate.sh model good.en -o out.de --max-source-positions 3", "line "),
     # score and compare
-    ("not averaged", "score.sh demo --work w", "run average.sh demo first"),
+    ("not averaged", "score.sh demo --work w", "the step average is not finished"),
     ("translation missing", "score.sh --hyp no.de --ref good.de --target-lang de", "no.de"),
     ("unequal lines", "score.sh --hyp short.de --ref good.de --target-lang de", "39 lines"),
     ("empty reference", "score.sh --hyp good.de --ref empty.de --target-lang de", "empty.de"),

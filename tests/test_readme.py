@@ -90,9 +90,11 @@ def test_the_miniature_of_wmt14_runs_as_the_readme_says(folder):
     names = ["sacreBLEU", "tokenized BLEU", "compound-split BLEU", "chrF2"]
     assert [score["name"] for score in scores["scores"]] == names
     # What differs from the recipe is said with the scores.
-    for change in ("vocab_size=500 (recipe: 37000)", "optimization.max_update=20", "published:no"):
-        assert change in output and change in json.dumps(scores["about"])
-    assert "+model.encoder_embed_dim=32" in scores["about"]["training"]
+    for change in (
+        *("vocab_size=500 (recipe: 37000)", "tokens_per_update=2000 (recipe: 25000)"),
+        *("optimization.max_update=20", "+model.encoder_embed_dim=32", "published:no"),
+    ):
+        assert change in output and change in json.dumps(scores["about"]), change
 
     again = run_block(folder, kind, small)
     assert ": running" not in again

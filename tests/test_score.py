@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from sacremoses import MosesTokenizer
 
+from rope_fairseq import manifest
+from rope_fairseq.corpus.signature import sign_corpus
 from rope_fairseq.errors import UserError
 from rope_fairseq.evaluation import samples
 from rope_fairseq.evaluation.buckets import Bucket
@@ -343,16 +345,36 @@ def test_score_sh_translates_and_scores_the_test_set_of_a_recipe(tmp_path):
     work = tmp_path / "work"
     for name in ("data", "model"):
         shutil.copytree(tiny_work() / name, work / name)
+    tiny = tiny_work()
+    dictionary = tiny / "data-bin" / "dict.en.txt"
+    data = work / "model" / "data.json"
+    signed = sign_corpus(tiny / "text", tiny / "tok", dictionary, "demo", data, None)
+    options = {"tokens_per_update": "500", "+model.encoder_layers": "1"}
+    (work / "model" / "train.json").write_text(json.dumps({"options": options}))
     script = (ROOT / "scripts" / "score.sh", "demo", "--work", work)
+    assert "the step average is not finished" in run(*script).stderr
+    manifest.write(work / "manifests" / "average.json", [data], {}, [work / "model"])
     done = run(*script)
     assert done.returncode == 0, done.stderr
     report = read_report(work / "scores.json")
+    # From the model, whatever the command says.
+    assert report.about == {
+        "recipe": "demo",
+        "data": signed["signature"],
+        "changes": "vocab_size=120 (recipe: 2000); clean.drop_duplicates=False (recipe: True); "
+        "tokens_per_update=500 (recipe: 1024); +model.encoder_layers=1",
+    }
     files = (work / "test.hyp.de", work / "data" / "test.de")
     computed = score_files(*files, "de", source=work / "data" / "test.en")
     assert (report.scores, report.buckets) == (computed.scores, computed.buckets)
     assert report.buckets[0].by == "source" and report.about["recipe"] == "demo"
     assert done.stdout.endswith(f"{report}\n")
-    assert run(*script).stdout == f"translate: up to date\nscore: up to date\n{report}\n"
+    again = run(*script, "--vocab-size", "77")
+    assert again.stdout == f"translate: up to date\nscore: up to date\n{report}\n"
+    other = run(ROOT / "scripts" / "score.sh", "own", "--work", work)
+    assert "its corpus is own, but the model was trained on demo" in other.stderr
+    data.write_text("{}")
+    assert f"{data} is not what the step average ran on" in run(*script).stderr
 
 
 def test_samples_are_taken_at_even_distances_and_shown_with_source_and_reference(

@@ -69,8 +69,11 @@ def check_files(files: Sequence[Path], outputs: Sequence[Path]) -> None:
             if output.exists() and path.samefile(output):
                 raise UserError(f"{path}: would be overwritten; choose another FOLDER")
         with opened(path) as file:
-            if not file.read(1):
+            start = file.read(2)
+            if not start:
                 raise UserError(f"{path}: empty")
+            if start in (b"\xff\xfe", b"\xfe\xff"):
+                raise UserError(f"{path}: UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
 
 
 def lines_of(path: Path) -> Iterator[bytes]:

@@ -8,10 +8,12 @@ python -m rope_fairseq.corpus binarize   TEXT → DATA_BIN: what fairseq-preproc
 python -m rope_fairseq.corpus signature  what the prepared text is: counts, hash, versions
 """
 
+import logging
 from pathlib import Path
 
 from rope_fairseq.corpus.bpe import encode_corpus, train_bpe
 from rope_fairseq.corpus.clean import clean_corpus
+from rope_fairseq.corpus.folder import check_languages
 from rope_fairseq.corpus.rules import Limits
 from rope_fairseq.corpus.signature import show, sign_corpus
 from rope_fairseq.errors import Parser, UserError, run_main
@@ -78,7 +80,11 @@ def main() -> None:
     args = _parser().parse_args()
     if getattr(args, "workers", 1) < 1:
         raise UserError(f"--workers {args.workers}: at least 1 is needed")
+    source = {"clean": "data", "encode": "tokens", "binarize": "text"}.get(args.command)
+    if source is not None and args.output.resolve() == getattr(args, source).resolve():
+        raise UserError(f"--output {args.output}: is --{source} as well; name another folder")
     if args.command == "clean":
+        check_languages(args.source_lang, args.target_lang)
         text = Text(
             source_lang=args.source_lang,
             target_lang=args.target_lang,
@@ -99,7 +105,9 @@ def main() -> None:
     elif args.command == "encode":
         encode_corpus(args.tokens, args.model, args.output, args.workers)
     elif args.command == "binarize":
-        from rope_fairseq.corpus.binarize import binarize  # imports fairseq: some seconds
+        # Importing fairseq, which takes seconds, logs what only its speech tasks need.
+        logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
+        from rope_fairseq.corpus.binarize import binarize
 
         for line in binarize(args.text, args.output, args.workers):
             print(line)

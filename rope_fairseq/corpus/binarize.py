@@ -32,7 +32,7 @@ from fairseq.data.indexed_dataset import (
 )
 
 from rope_fairseq.corpus.blocks import Block, ordered_map, read_blocks
-from rope_fairseq.corpus.rules import SPLITS
+from rope_fairseq.corpus.folder import SPLITS
 from rope_fairseq.corpus.staging import staging
 from rope_fairseq.errors import UserError
 from rope_fairseq.lines import count_lines, progress

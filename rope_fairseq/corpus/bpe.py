@@ -10,7 +10,7 @@ from pathlib import Path
 from sentencepiece import SentencePieceTrainer
 
 from rope_fairseq.corpus.blocks import Block, ordered_map, read_blocks
-from rope_fairseq.corpus.rules import SPLITS
+from rope_fairseq.corpus.folder import SPLITS
 from rope_fairseq.corpus.staging import staging
 from rope_fairseq.corpus.words import WORDS_FILE
 from rope_fairseq.errors import UserError

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from rope_fairseq.corpus.blocks import ordered_map, read_blocks
 from rope_fairseq.corpus.duplicates import DuplicateFinder, digest
-from rope_fairseq.corpus.rules import REPORT_FILE, SPLITS, Cleaned, Cleaner, Limits, Report
+from rope_fairseq.corpus.folder import SPLITS
+from rope_fairseq.corpus.rules import REPORT_FILE, Cleaned, Cleaner, Limits, Report
 from rope_fairseq.corpus.staging import staging
 from rope_fairseq.corpus.words import WORDS_FILE, WordCounter, merge_counts
 from rope_fairseq.errors import UserError

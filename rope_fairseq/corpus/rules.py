@@ -11,7 +11,8 @@ Rules for training pairs; the first that a pair breaks is the one that counts it
   ``drop_test_overlap``.
 * ``duplicate``: an earlier pair has the same tokens on both sides; not with ``keep_duplicates``.
 
-Of validation pairs, which serve the loss alone, those that are empty or too long are left out.
+Of validation pairs, which serve the loss alone, those are left out that have an empty side, are too
+long or hold such a long word.
 No test pair is ever left out. Text that is not UTF-8 in either of them is an error.
 
 What is changed in pairs that stay is listed in :data:`CHANGES`. The lines concerned are counted,
@@ -26,11 +27,11 @@ from dataclasses import asdict, dataclass, field
 
 from rope_fairseq.corpus.blocks import Block
 from rope_fairseq.corpus.duplicates import digest
+from rope_fairseq.corpus.folder import SPLITS
 from rope_fairseq.errors import UserError
 from rope_fairseq.lines import decode_line
 from rope_fairseq.text import SPACE_SYMBOL, Text
 
-SPLITS = ("train", "valid", "test")
 REPORT_FILE = "cleaning.json"
 RULES = (
     "not_utf8",
@@ -69,6 +70,18 @@ PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in CHANGES.items()}
 ANY_PATTERN = re.compile("|".join(pattern for pattern, _ in CHANGES.values()))
 
 
+# Scripts without spaces between words (Thai, Lao, Burmese, Khmer, kana, Han), where a sentence may
+# be one token.
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
+
+
+def length(line: str) -> int:
+    """Tokens of a line; where more of its characters are of a script without spaces, those."""
+    return max(len(line.split()), len(UNSPACED.findall(line)))
+
+
 @dataclass(frozen=True)
 class Limits:
     """Options of cleaning.
@@ -94,7 +107,7 @@ class Limits:
     def broken_before_tokenizing(self, *lines: str) -> str | None:
         """The rule that a pair of raw lines breaks, of ``empty_side`` and ``too_long``: tokenizing
         a line of a million words would take minutes."""
-        counts = [len(line.split()) for line in lines]
+        counts = [length(line) for line in lines]
         if min(counts) == 0:
             return "empty_side"
         return "too_long" if 0 < self.max_tokens < max(counts) else None
@@ -102,7 +115,7 @@ class Limits:
     def broken(self, *lines: str) -> str | None:
         """The rule that a pair of lines of tokens breaks by itself, or None."""
         tokens = [line.split() for line in lines]
-        shorter, longer = sorted(map(len, tokens))
+        shorter, longer = sorted(map(length, lines))
         if shorter == 0:
             return "empty_side"
         if 0 < self.max_tokens < longer:

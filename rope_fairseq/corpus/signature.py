@@ -17,7 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rope_fairseq.corpus.rules import REPORT_FILE, SPLITS
+from rope_fairseq.corpus.folder import SPLITS
+from rope_fairseq.corpus.rules import REPORT_FILE
 from rope_fairseq.errors import UserError
 from rope_fairseq.files import replacing
 from rope_fairseq.manifest import describe_file

@@ -1,0 +1,101 @@
+"""What a model's scores rest on: its data, and how its making differs from the recipe.
+
+    python -m rope_fairseq.provenance RECIPE MODEL
+
+prints ``NAME=VALUE`` lines for ``rope_fairseq.evaluation.score --about``. They come from what
+average.sh has put beside the model (``data.json``, the signature of the data, and ``train.json``,
+the manifest of its training), never from the options of the command that scores it.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.recipe import Recipe, load_recipe
+
+# Options of the step train that are no overrides of the config, or say what the data says as well.
+LANGUAGES = ("task.source_lang", "task.target_lang")
+
+
+def changes(recipe: Recipe, data: dict[str, Any], training: dict[str, str]) -> list[str]:
+    """Every deviation from the recipe, each in a few words.
+
+    Args:
+        data: the signature that ``corpus signature`` wrote.
+        training: the options that the step train ran with.
+
+    Raises:
+        UserError: the model is of another corpus, or of another recipe's overrides.
+    """
+    if data["corpus"] != recipe.corpus:
+        raise UserError(
+            f"recipe {recipe.name}: its corpus is {recipe.corpus}, but the model was trained on "
+            f"{data['corpus']}"
+        )
+    overrides = dict(training)
+    tokens_per_update = overrides.pop("tokens_per_update")
+    for override in recipe.overrides:
+        key, _, value = override.partition("=")
+        if overrides.pop(key, None) != value:
+            raise UserError(
+                f"recipe {recipe.name}: has {override}, but the model was trained without it; name "
+                "the recipe that it was trained by"
+            )
+    limits = data["cleaning"]["options"]
+    facts: list[tuple[str, Any, Any]] = [
+        ("source_lang", data["languages"][0], recipe.source_lang),
+        ("target_lang", data["languages"][1], recipe.target_lang),
+        ("vocab_size", data["vocabulary"]["pieces"], recipe.vocab_size),
+        ("clean.max_tokens", limits["max_tokens"], recipe.clean.max_tokens),
+        ("clean.max_ratio", limits["max_ratio"] or None, recipe.clean.max_ratio),
+        ("clean.drop_duplicates", not limits["keep_duplicates"], recipe.clean.drop_duplicates),
+        ("clean.drop_test_overlap", limits["drop_test_overlap"], recipe.clean.drop_test_overlap),
+        ("tokens_per_update", int(tokens_per_update), recipe.tokens_per_update),
+    ]
+    found = [f"{name}={is_} (recipe: {was})" for name, is_, was in facts if is_ != was]
+    return found + [f"{key}={overrides[key]}" for key in overrides if key not in LANGUAGES]
+
+
+def about(recipe: Recipe, model: Path) -> dict[str, str]:
+    """What goes above the scores of a model that average.sh made.
+
+    Raises:
+        UserError: see :func:`changes`; or a file beside the model is missing or no such file.
+    """
+    data, training = (_read(model / name) for name in ("data.json", "train.json"))
+    try:
+        differences = changes(recipe, data, training["options"])
+        signature = data["signature"]
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{model}: data.json and train.json are not those of average.sh") from None
+    told = {"recipe": recipe.name, "data": signature}
+    told["changes"] = "; ".join(differences) or "none"
+    if recipe.expected and not differences:
+        told["expected"] = ", ".join(f"{kind} {value}" for kind, value in recipe.expected.items())
+    return told
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: not a JSON file ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a JSON object")
+    return content
+
+
+def main() -> None:
+    parser = Parser(prog="python -m rope_fairseq.provenance")
+    parser.add_argument("recipe")
+    parser.add_argument("model", type=Path, help="folder that average.sh made")
+    arguments = parser.parse_args()
+    for name, value in about(load_recipe(arguments.recipe), arguments.model).items():
+        print(f"{name}={value}")
+
+
+if __name__ == "__main__":
+    run_main(main)
