@@ -31,7 +31,7 @@ run_step translate --input "$WORK/model" "$source_text" "$config" --output "$tra
 
 # What the scores rest on goes with them: from the model, not from this command's options.
 if [[ ${DRY_RUN:-} ]]; then
-    about=(recipe=… data=… changes=…)
+    about=("recipe=$RECIPE_NAME")
 else
     told=$(tool provenance "$RECIPE_NAME" "$WORK/model")
     mapfile -t about <<<"$told"
