@@ -51,7 +51,7 @@ CASES = [
     (
         "test not UTF-8",
         "prepare.sh own --work w --train good.en good.de --valid en de --test en2 latin1.de",
-        "latin1.de:3: not UTF-8",
+        "data/test.de:3: not UTF-8",
     ),
     ("a blank side", "prepare.sh own --work w --train good.en blank.de", "blank.de"),
     (

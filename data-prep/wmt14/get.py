@@ -83,7 +83,7 @@ def table_of(base: str, published: dict[str, Wanted]) -> dict[str, Wanted]:
     # The default server has no such table; archives that are here already need no network.
     content = None if base == BASE else read_small(base, TABLE)
     # Some servers answer with a page where there is no such file.
-    if content is None or content.lstrip().startswith(b"<"):
+    if content is None or (base.startswith("http") and content.lstrip().startswith(b"<")):
         return published
     name = f"{base.rstrip('/')}/{TABLE}"
     table = parse_table(content.decode("utf-8", errors="replace"), name)
