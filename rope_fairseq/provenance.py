@@ -7,10 +7,10 @@ average.sh has put beside the model (``data.json``, the signature of the data, a
 the manifest of its training), never from the options of the command that scores it.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
+from rope_fairseq.corpus.signature import read_record
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.recipe import Recipe, load_recipe
 
@@ -63,7 +63,7 @@ def about(recipe: Recipe, model: Path) -> dict[str, str]:
     Raises:
         UserError: see :func:`changes`; or a file beside the model is missing or no such file.
     """
-    data, training = (_read(model / name) for name in ("data.json", "train.json"))
+    data, training = (read_record(model / name) for name in ("data.json", "train.json"))
     try:
         differences = changes(recipe, data, training["options"])
         signature = data["signature"]
@@ -76,16 +76,6 @@ def about(recipe: Recipe, model: Path) -> dict[str, str]:
     if recipe.expected and not differences:
         told["expected"] = ", ".join(f"{kind} {value}" for kind, value in recipe.expected.items())
     return told
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path}: not a JSON file ({error})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a JSON object")
-    return content
 
 
 def main() -> None:

@@ -79,14 +79,14 @@ def sign_corpus(
         },
         "sha256": {"all": hashlib.sha256(listing.encode("utf-8")).hexdigest(), "files": hashes},
         "text": options.options(),
-        "cleaning": _read(tokens / REPORT_FILE),
+        "cleaning": read_record(tokens / REPORT_FILE),
         "versions": {
             "sacremoses": version("sacremoses"),
             "sentencepiece": version("sentencepiece"),
             "rope_fairseq": __version__,
             "python": platform.python_version(),
         },
-        "source": None if source is None else _read(source),
+        "source": None if source is None else read_record(source),
     }
     record["signature"] = signature_line(record)
     with replacing(output) as stream:
@@ -114,7 +114,7 @@ def show(path: Path) -> str:
     Raises:
         UserError: not a file that :func:`sign_corpus` wrote.
     """
-    record = _read(path)
+    record = read_record(path)
     try:
         dropped = {
             f"{split} {rule}": count
@@ -155,7 +155,8 @@ def _count(path: Path) -> tuple[int, int]:
     return lines, pieces
 
 
-def _read(path: Path) -> Record:
+def read_record(path: Path) -> Record:
+    """A JSON object; anything else is a :class:`UserError`."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
