@@ -32,7 +32,7 @@ for argument in "${DATA_ARGS[@]}"; do
     [[ -f $argument/archives.tsv ]] && named+=("$argument/archives.tsv")
 done
 
-# The files of fairseq-preprocess in a fraction of its time (rope_fairseq/binarize.py). A new folder
+# The files of fairseq-preprocess in a fraction of its time (rope_fairseq/corpus/binarize.py). A new folder
 # takes the old one's place as a whole.
 binarize() {
     local new=$WORK/data-bin.tmp

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rope_fairseq.corpus import download
-from rope_fairseq.corpus.download import Wanted
+from rope_fairseq.corpus.table import Wanted, parse_table
 from tests.corpora import (
     ARCHIVES,
     CRAWL,
@@ -75,7 +75,7 @@ def test_the_miniature_has_the_layout_of_the_archives(mirror: Path) -> None:
     ]
     for path in ARCHIVES:
         assert (mirror / path).read_bytes()[4:8] == bytes(4)  # gzip's own time
-    table = download.parse_table((mirror / "archives.tsv").read_text(), "archives.tsv")
+    table = parse_table((mirror / "archives.tsv").read_text(), "archives.tsv")
     for path, content in left(mirror).items():
         if path != "archives.tsv":
             digest = hashlib.sha256(content).hexdigest()
@@ -270,7 +270,7 @@ def test_a_mirror_with_the_published_archives_is_the_published_corpus(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    published = download.parse_table((mirror / "archives.tsv").read_text(), "")
+    published = parse_table((mirror / "archives.tsv").read_text(), "")
     monkeypatch.setattr(
         wmt14, "published_table", lambda _: {path: published[path] for path in ARCHIVES}
     )
@@ -286,7 +286,7 @@ def test_a_mirror_with_the_published_archives_is_the_published_corpus(
 def test_archives_that_are_here_already_need_no_network(
     mirror: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published = download.parse_table((mirror / "archives.tsv").read_text(), "")
+    published = parse_table((mirror / "archives.tsv").read_text(), "")
     monkeypatch.setattr(
         wmt14, "published_table", lambda _: {path: published[path] for path in ARCHIVES}
     )

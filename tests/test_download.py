@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from rope_fairseq.corpus import download
-from rope_fairseq.corpus.download import Wanted, fetch, parse_table, read_small
+from rope_fairseq.corpus.download import fetch, read_small
+from rope_fairseq.corpus.table import Wanted, parse_table
 from rope_fairseq.errors import UserError
 from tests.corpora import small_disk as mounted_disk
 from tests.serving import Server
@@ -291,7 +292,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import without_fairseq
 from pathlib import Path
-from rope_fairseq.corpus.download import Wanted, fetch
+from rope_fairseq.corpus.download import fetch
+from rope_fairseq.corpus.table import Wanted
 fetch(sys.argv[2], Wanted(sys.argv[3], sys.argv[4], int(sys.argv[5])), Path(sys.argv[6]))
 assert "fairseq" not in sys.modules and "torch" not in sys.modules
 """

@@ -18,13 +18,14 @@ from typing import Any, BinaryIO
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import without_fairseq  # noqa: F401
 
-from rope_fairseq.corpus.download import Wanted, fetch, parse_table, read_small
+from rope_fairseq.corpus.download import fetch, read_small
 from rope_fairseq.corpus.folder import (
     append_lines,
     corpus_parser,
     write_source,
     writing_corpus,
 )
+from rope_fairseq.corpus.table import Wanted, parse_table
 from rope_fairseq.corpus.test_sets import TestSet, published_test_set, write_test_set
 from rope_fairseq.errors import UserError, run_main
 

@@ -19,11 +19,11 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
+from rope_fairseq.corpus.table import Wanted
 from rope_fairseq.errors import UserError
 
 # Seconds before each further try; the count starts anew whenever bytes have arrived.
@@ -33,21 +33,6 @@ TIMEOUT = 60
 BLOCK = 1 << 18
 # HTTP statuses that may pass by themselves; others are final.
 PASSING = {408, 425, 429, 500, 502, 503, 504}
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a file must be.
-
-    Args:
-        path: where it lies below the base address, with ``/``.
-        checksum: ``sha256:HEX`` or ``md5:HEX``.
-        size: in bytes; None if nobody published it.
-    """
-
-    path: str
-    checksum: str
-    size: int | None = None
 
 
 class _LostError(Exception):
@@ -62,31 +47,6 @@ class _LostError(Exception):
 def megabytes(size: int) -> str:
     """``657.6 MB``; small files in bytes."""
     return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"
-
-
-def parse_table(text: str, name: str) -> dict[str, Wanted]:
-    """A table of files: a line each of path, size and checksum, separated by tabs.
-
-    Lines that start with ``#`` are comments; the size ``-`` says that it is not known.
-
-    Raises:
-        UserError: a line is something else; names ``name`` and the line.
-    """
-    table: dict[str, Wanted] = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line or line.startswith("#"):
-            continue
-        match = re.fullmatch(
-            r"([\w.-]+(?:/[\w.-]+)*)\t(\d+|-)\t(sha256:[0-9a-f]{64}|md5:[0-9a-f]{32})", line
-        )
-        if not match or ".." in match[1].split("/") or match[1] in table:
-            raise UserError(
-                f"{name}:{number}: {line[:80]!r} is not a file's path, size in bytes and "
-                "sha256:… or md5:…, separated by tabs, each path once"
-            )
-        size = None if match[2] == "-" else int(match[2])
-        table[match[1]] = Wanted(match[1], match[3], size)
-    return table
 
 
 def local_folder(base: str) -> Path | None:

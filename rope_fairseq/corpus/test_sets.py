@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 from urllib.parse import urlsplit
 
-from rope_fairseq.corpus.download import Wanted
+from rope_fairseq.corpus.table import Wanted
 from rope_fairseq.errors import UserError
 from rope_fairseq.lines import count_lines
 
