@@ -1,12 +1,14 @@
 """The mathematics of attention, with and without explicit weights. No fairseq here.
 
 Both functions compute softmax(q·kᵀ/√head_dim + bias)·v under the same masks; a query whose keys
-are all masked gives 0, with finite gradients, in both.
+are all masked (not: whose bias is −inf everywhere) gives 0, with finite gradients, in both.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from rope_fairseq.remembered import remembered
 
 
 def causal_mask(tgt_len: int, src_len: int, device: torch.device) -> Tensor:
@@ -34,9 +36,17 @@ def allowed_keys(
     return allowed
 
 
-def is_right_padded(key_padding_mask: Tensor) -> bool:
-    """Whether no real key follows a padding key in any row of [batch, src_len]."""
-    return bool((key_padding_mask[:, 1:] | ~key_padding_mask[:, :-1]).all())
+def padding_kind(key_padding_mask: Tensor) -> str:
+    """Where the padding of a mask [batch, src_len] is: ``none``, ``right`` of all real keys of each
+    row, or ``other``."""
+
+    def look() -> str:
+        if not key_padding_mask.any():
+            return "none"
+        right = (key_padding_mask[:, 1:] | ~key_padding_mask[:, :-1]).all()
+        return "right" if right else "other"
+
+    return remembered(key_padding_mask, "padding", look)
 
 
 def attend(
@@ -63,10 +73,17 @@ def attend(
         Tensor [batch, num_heads, tgt_len, head_dim].
     """
     tgt_len, src_len = query.size(2), key.size(2)
-    if causal and key_padding_mask is not None and is_right_padded(key_padding_mask):
-        # A real query sees no key behind itself, and so no padding: the causal mask alone is
-        # exact there, and it keeps the fast kernels. Rows of padding queries are never read.
-        key_padding_mask = None
+    is_step = tgt_len == 1 and dropout_p == 0 and not torch.is_grad_enabled()
+    if is_step and query.device.type == "cpu":
+        # A step of decoding is too small for the kernel's blocks: it takes twice as long.
+        weights = attention_weights(query, key, key_padding_mask=key_padding_mask, bias=bias)
+        return torch.matmul(weights.type_as(value), value)
+    if key_padding_mask is not None:
+        kind = padding_kind(key_padding_mask)
+        # A real query sees no key behind itself, and so no padding to the right: the causal mask
+        # alone is exact there, and it keeps the fast kernels. Padding queries are never read.
+        if kind == "none" or (kind == "right" and causal):
+            key_padding_mask = None
     if causal and key_padding_mask is None and bias is None and tgt_len == src_len:
         return F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout_p, is_causal=tgt_len > 1

@@ -20,6 +20,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pickle import UnpicklingError
 from types import ModuleType, TracebackType
 from typing import Any
@@ -30,6 +31,7 @@ import torch
 from rope_fairseq import distributed, resume
 from rope_fairseq.checkpoint import damage, refusal
 from rope_fairseq.errors import UserError, describe
+from rope_fairseq.precision import BF16_MEANS_TPU
 from rope_fairseq.version import __version__
 
 
@@ -196,6 +198,10 @@ def train_together() -> None:
 
     def wrap_call_main(original: Callable[..., Any]) -> Callable[..., Any]:
         def call_main(cfg: Any, main: Callable[..., Any], **kwargs: Any) -> Any:
+            # For several processes fairseq looks for a TPU before it builds the model, which would
+            # say this too.
+            if cfg.common.bf16 and cfg.common.tpu and find_spec("torch_xla") is None:
+                raise UserError(BF16_MEANS_TPU)
             # The other commands may well run several times side by side.
             if "validate_and_save" in getattr(main, "__globals__", {}):
                 join(cfg)

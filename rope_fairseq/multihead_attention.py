@@ -5,28 +5,21 @@ between the two. ``forward`` replaces both code paths of fairseq's (the one with
 and the one without).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import Tensor, nn
 
 from rope_fairseq.attention import attend, attention_weights
+from rope_fairseq.dropout import Dropout
+from rope_fairseq.kv_cache import GrowingRows, is_identity, sentences_of
 from rope_fairseq.position import PositionEncoding
+from rope_fairseq.projection import is_plain_linear, project
+from rope_fairseq.rotary import Rotation, rotate_pairs
 
-IncrementalState = dict[str, dict[str, Tensor | None]]
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether calling ``module`` is F.linear and nothing else: no subclass, hooks (quant-noise
-    works through one) or parametrization, which turns the module into a subclass."""
-    return type(module) is nn.Linear and not (
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
+IncrementalState = dict[str, dict[str, Any]]
 
 
 class PositionedAttention(MultiheadAttention):
@@ -55,7 +48,7 @@ class PositionedAttention(MultiheadAttention):
         if position is not None and not self.self_attention:
             raise ValueError("a position encoding belongs to self-attention")
         # The name by which --retain-dropout-modules knows this module in stock models.
-        self.dropout_module.module_name = "MultiheadAttention"
+        self.dropout_module = Dropout(kwargs.get("dropout", 0.0), "MultiheadAttention")
         self.position = position if position is not None else PositionEncoding()
         self.causal = causal
 
@@ -102,19 +95,20 @@ class PositionedAttention(MultiheadAttention):
         if self.self_attention:
             if saved is not None and "prev_key" in saved:
                 offset = saved["prev_key"].size(2)
-            q, k, v = self._project_self(query, offset)
+            rotation = self.position.rotation(tgt_len, offset, query.device)
+            q, k, v = self._project(query, (self.q_proj, self.k_proj, self.v_proj), rotation)
         else:
-            q = self._split_heads(self.q_proj(query))
+            (q,) = self._project(query, (self.q_proj,))
             k = v = None
             if not (saved is not None and static_kv and "prev_key" in saved):
                 assert key is not None
                 if saved is not None:
                     key, key_padding_mask = self._one_per_sentence(key, key_padding_mask, batch)
-                k = self._split_heads(self.k_proj(key))
-                v = self._split_heads(self.v_proj(key))
+                k, v = self._project(key, (self.k_proj, self.v_proj))
 
         if saved is not None:
             k, v, key_padding_mask = self._extend_cache(saved, k, v, key_padding_mask, static_kv)
+            saved["beams"] = batch // k.size(0)
             self._set_input_buffer(incremental_state, saved)
         assert k is not None and v is not None
         if key_padding_mask is not None:
@@ -132,15 +126,17 @@ class PositionedAttention(MultiheadAttention):
         if attn_mask is not None and not self.causal:
             mask_bias = _additive(attn_mask, q.dtype)
             bias = mask_bias if bias is None else bias + mask_bias
-        dropout = self.dropout_module
-        dropout_p = dropout.p if self.training or dropout.apply_during_inference else 0.0
+        dropout_p = self.dropout_module.active_p
 
         weights = None
-        if need_weights or self.position.has_value_term:
+        # torch's CPU kernel has no dropout: it would fall back to the same three steps, with masks
+        # that cost more (see dropout.py).
+        explicit = dropout_p > 0 and q.device.type == "cpu"
+        if need_weights or self.position.has_value_term or explicit:
             weights = attention_weights(
                 q, k, key_padding_mask=key_padding_mask, causal=causal, bias=bias
             )
-            dropped = dropout(weights).type_as(v)
+            dropped = self.dropout_module(weights).type_as(v)
             out = torch.matmul(dropped, v)
             term = self.position.value_term(dropped, offset)
             if term is not None:
@@ -158,8 +154,9 @@ class PositionedAttention(MultiheadAttention):
 
         if beams > 1:
             out = out.unflatten(2, (beams, tgt_len)).transpose(1, 2).flatten(0, 1)
-        # [batch, num_heads, tgt_len, head_dim] -> [tgt_len, batch, embed_dim]
-        out = self.out_proj(out.permute(2, 0, 1, 3).flatten(2))
+        # [batch, num_heads, tgt_len, head_dim] -> [batch, tgt_len, embed_dim], which is how it lies
+        # in memory, and the same seen as [tgt_len, batch, embed_dim].
+        out = self.out_proj(out.transpose(1, 2).flatten(2)).transpose(0, 1)
         if not need_weights:
             return out, None
         assert weights is not None
@@ -169,56 +166,64 @@ class PositionedAttention(MultiheadAttention):
         weights = weights.transpose(0, 1)
         return out, weights if need_head_weights else weights.mean(dim=0)
 
-    def _project_self(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of [seq_len, batch, embed_dim], each [batch, num_heads,
-        seq_len, head_dim]; queries and keys rotated."""
-        projections = (self.q_proj, self.k_proj, self.v_proj)
-        # [seq_len, batch, 3, num_heads, head_dim]
-        if all(is_plain_linear(p) and p.bias is not None for p in projections):
-            weight = torch.cat([p.weight for p in projections])
-            bias = torch.cat([p.bias for p in projections])
-            qkv = F.linear(x, weight, bias).unflatten(2, (3, -1, self.head_dim))
+    def _project(
+        self, x: Tensor, layers: Sequence[nn.Module], rotation: Rotation | None = None
+    ) -> list[Tensor]:
+        """[seq_len, batch, embed_dim] through each layer: [batch, num_heads, seq_len, head_dim].
+        A rotation turns the results of the first two."""
+        x = x.transpose(0, 1)
+        # For a single position, to join the weights would cost as much as the product.
+        is_worth_it = torch.is_grad_enabled() or x.size(1) > 1
+        if is_worth_it and all(map(is_plain_linear, layers)):
+            parts = project(x, layers, self.head_dim, rotation)  # type: ignore[arg-type]
         else:
-            qkv = torch.stack([p(x).unflatten(2, (-1, self.head_dim)) for p in projections], dim=2)
-        qk = self.position.rotate(qkv[:, :, :2], offset)
-        q, k = qk.permute(2, 1, 3, 0, 4).unbind(0)
-        return q, k, qkv[:, :, 2].permute(1, 2, 0, 3)
-
-    def _split_heads(self, x: Tensor) -> Tensor:
-        """[seq_len, batch, embed_dim] -> [batch, num_heads, seq_len, head_dim]."""
-        return x.unflatten(2, (-1, self.head_dim)).permute(1, 2, 0, 3)
+            parts = tuple(layer(x).unflatten(2, (-1, self.head_dim)) for layer in layers)
+            if rotation is not None:
+                turned = rotate_pairs(torch.stack(parts[:2], dim=2), rotation).unbind(2)
+                parts = (*turned, *parts[2:])
+        return [part.transpose(1, 2) for part in parts]
 
     def _one_per_sentence(
         self, key: Tensor, key_padding_mask: Tensor | None, batch: int
     ) -> tuple[Tensor, Tensor | None]:
         """Drop the copies that beam search made of each sentence (``set_beam_size``). Called in
-        incremental decoding alone: a training batch after a search has no such copies."""
-        if self.beam_size > 1 and batch == key.size(1):
-            key = key[:, :: self.beam_size]
-            if key_padding_mask is not None:
-                key_padding_mask = key_padding_mask[:: self.beam_size]
+        incremental decoding alone: a training batch after a search has no such copies, nor has a
+        later search with another beam, whose sentences are seen to differ."""
+        beam = self.beam_size
+        if beam > 1 and batch == key.size(1) and batch % beam == 0:
+            beams = key.unflatten(1, (-1, beam))
+            if torch.equal(beams[:, :, :-1], beams[:, :, 1:]):
+                key = beams[:, :, 0]
+                if key_padding_mask is not None:
+                    key_padding_mask = key_padding_mask[::beam]
         return key, key_padding_mask
 
     def _extend_cache(
         self,
-        saved: dict[str, Tensor | None],
+        saved: dict[str, Any],
         k: Tensor | None,
         v: Tensor | None,
         key_padding_mask: Tensor | None,
         static_kv: bool,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Join this step's keys and values to the cached ones and store the result in ``saved``
-        in fairseq's layout: [batch, num_heads, src_len, head_dim]."""
-        if "prev_key" in saved:
-            prev_key, prev_value = saved["prev_key"], saved["prev_value"]
-            assert prev_key is not None and prev_value is not None
-            if static_kv:
-                k, v = prev_key, prev_value
-            else:
-                assert k is not None and v is not None
-                k = torch.cat((prev_key, k), dim=2)
-                v = torch.cat((prev_value, v), dim=2)
+        """Join this step's keys and values to the cached ones.
+
+        ``saved`` holds them under fairseq's names and in its layout, [batch, num_heads, src_len,
+        head_dim]; those of self-attention are views of buffers (see :class:`GrowingRows`).
+        """
+        if self.self_attention:
+            assert k is not None and v is not None
+            for name, new in (("prev_key", k), ("prev_value", v)):
+                growing = saved.setdefault(f"{name}_rows", GrowingRows())
+                saved[name] = growing.append(new)
+        elif not (static_kv and "prev_key" in saved):
+            assert k is not None and v is not None
+            # Read at every step: each head's in one piece.
+            saved["prev_key"], saved["prev_value"] = k.contiguous(), v.contiguous()
+        k, v = saved["prev_key"], saved["prev_value"]
         assert k is not None and v is not None
+        if key_padding_mask is not None:  # else fairseq keeps a float mask
+            key_padding_mask = key_padding_mask.to(torch.bool)
         key_padding_mask = MultiheadAttention._append_prev_key_padding_mask(
             key_padding_mask=key_padding_mask,
             prev_key_padding_mask=saved.get("prev_key_padding_mask"),
@@ -226,9 +231,38 @@ class PositionedAttention(MultiheadAttention):
             src_len=k.size(2),
             static_kv=static_kv,
         )
-        saved["prev_key"], saved["prev_value"] = k, v
         saved["prev_key_padding_mask"] = key_padding_mask
         return k, v, key_padding_mask
+
+    def reorder_incremental_state(
+        self, incremental_state: IncrementalState | None, new_order: Tensor
+    ) -> IncrementalState | None:
+        """Let the cache follow the hypotheses; nothing is copied where none moved.
+
+        Args:
+            new_order: [new_batch], which row of the batch each new row continues. In
+                cross-attention ``beam_size`` rows in succession (``set_beam_size``) may belong to
+                one sentence, and then share its keys. (fairseq's module leaves that cache as it
+                is whenever sizes agree, also where sentences changed places.)
+        """
+        saved = self._get_input_buffer(incremental_state)
+        if "prev_key" not in saved:
+            return incremental_state
+        count = saved["prev_key"].size(0)
+        if self.encoder_decoder_attention:
+            new_order = sentences_of(new_order, saved["beams"], self.beam_size)
+        if is_identity(new_order, count):
+            return incremental_state
+        for name in ("prev_key", "prev_value"):
+            growing = saved.get(f"{name}_rows")
+            if growing is None:
+                saved[name] = saved[name].index_select(0, new_order)
+            else:
+                saved[name] = growing.select(new_order)
+        mask = saved["prev_key_padding_mask"]
+        if mask is not None:
+            saved["prev_key_padding_mask"] = mask.index_select(0, new_order)
+        return self._set_input_buffer(incremental_state, saved)
 
 
 def _additive(attn_mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -79,21 +79,39 @@ def rotation_table(spec: RotarySpec, length: int, device: torch.device) -> Tenso
     return table[:length]
 
 
-def rotate_pairs(x: Tensor, table: Tensor, layout: str) -> Tensor:
+@dataclass(frozen=True)
+class Rotation:
+    """How far channel pairs are turned, and which channels form a pair.
+
+    Attributes:
+        table: cos and sin [..., dim/2, 2], float32, broadcastable against the leading axes of what
+            is rotated.
+        layout: see :class:`RotarySpec`.
+    """
+
+    table: Tensor
+    layout: str
+
+    def inverse(self) -> "Rotation":
+        """The rotation back; as a rotation is orthogonal, this is its transpose too."""
+        cos, sin = self.table.unbind(-1)
+        return Rotation(torch.stack((cos, -sin), dim=-1), self.layout)
+
+
+def rotate_pairs(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn each channel pair (a, b) of ``x`` into (a·cos − b·sin, a·sin + b·cos) (equation 34).
 
     Args:
         x: [..., head_dim], any floating dtype.
-        table: [..., dim/2, 2], float32, broadcastable against the leading axes of ``x``.
-        layout: ``interleaved`` or ``half``.
 
     Returns:
         Tensor of the shape and dtype of ``x``; only its first ``dim`` channels are changed. The
         arithmetic is done in float32 (float64 for float64 input) and rounded once.
     """
+    table, layout = rotation.table, rotation.layout
     dim = 2 * table.size(-2)
     if dim < x.size(-1):
-        rotated = rotate_pairs(x[..., :dim], table, layout)
+        rotated = rotate_pairs(x[..., :dim], rotation)
         return torch.cat((rotated, x[..., dim:]), dim=-1)
     wide = x if x.dtype == torch.float64 else x.float()
     if layout == "interleaved":
@@ -107,24 +125,22 @@ def rotate_pairs(x: Tensor, table: Tensor, layout: str) -> Tensor:
     return turned.type_as(x)
 
 
-def rotate(x: Tensor, spec: RotarySpec, offset: int = 0) -> Tensor:
-    """Rotate queries or keys by their positions.
-
-    Args:
-        x: [seq_len, ..., head_dim]; row s stands at position ``offset + s``.
-        spec: the rotation.
-        offset: position of the first row, at least 0 (the length of the cache in incremental
-            decoding).
-
-    Returns:
-        Tensor of the shape and dtype of ``x``. Position 0 is left as it is, norms are preserved,
-        and ⟨rotate(q, m), rotate(k, n)⟩ depends on m − n only (equation 16).
-    """
-    seq_len = x.size(0)
-    table = rotation_table(spec, offset + seq_len, x.device)[offset:]
-    # table: [seq_len, dim/2, 2] -> [seq_len, 1, …, 1, dim/2, 2]
-    table = table.view(seq_len, *[1] * (x.dim() - 2), *table.shape[1:])
-    return rotate_pairs(x, table, spec.layout)
+def rotate_pairs_(x: Tensor, rotation: Rotation) -> None:
+    """:func:`rotate_pairs` in place and without gradient: one pass over memory where ``x`` is
+    float32 and interleaved."""
+    dim = 2 * rotation.table.size(-2)
+    part = x[..., :dim]
+    steps = (*part.stride()[:-1], part.storage_offset())
+    if (
+        rotation.layout == "interleaved"
+        and part.dtype == rotation.table.dtype
+        and part.stride(-1) == 1
+        and not any(step % 2 for step in steps)  # else memory has no complex numbers there
+    ):
+        pairs = torch.view_as_complex(part.unflatten(-1, (-1, 2)))
+        pairs.mul_(torch.view_as_complex(rotation.table))
+    else:
+        part.copy_(rotate_pairs(part, rotation))
 
 
 def layout_permutation(dim: int, head_dim: int, source: str, target: str) -> Tensor:

@@ -5,11 +5,14 @@ import torch
 import torch.nn.functional as F
 from fairseq.modules import MultiheadAttention
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rope_fairseq.attention import attend, attention_weights, causal_mask, is_right_padded
-from rope_fairseq.multihead_attention import PositionedAttention, is_plain_linear
+from rope_fairseq.attention import attend, attention_weights, causal_mask, padding_kind
+from rope_fairseq.multihead_attention import PositionedAttention
 from rope_fairseq.position import PositionEncoding, PositionOptions, build_position_encoding
-from rope_fairseq.rotary import RotarySpec, rotate
+from rope_fairseq.projection import is_plain_linear
+from rope_fairseq.rotary import RotarySpec, Rotation
+from tests.rotations import rotate
 
 HEADS, DIM = 4, 32
 
@@ -61,7 +64,7 @@ def test_both_ways_equal_the_definition(causal, pads, with_bias, tgt_len):
     weights = attention_weights(q, k, key_padding_mask=mask, causal=causal, bias=bias)
     # Right-padded causal attention is exact at real queries only: nobody reads the others.
     real = torch.ones(3, tgt_len, dtype=torch.bool)
-    if causal and mask is not None and is_right_padded(mask):
+    if causal and mask is not None and padding_kind(mask) == "right":
         real = ~mask[:, 6 - tgt_len :]
     for out in (fused, torch.matmul(weights, v)):
         difference = (out.double() - expected).abs().amax(dim=(1, 3))
@@ -93,10 +96,11 @@ def test_causal_mask_lines_up_at_the_end():
     ]
 
 
-def test_right_padding_is_told_from_left_and_inner_padding():
-    assert is_right_padded(padding([3, 1, 0], 3))
-    assert not is_right_padded(padding([3, 1], 3, left=True))
-    assert not is_right_padded(torch.tensor([[False, True, False]]))
+def test_right_padding_is_told_from_left_and_inner_padding_and_none():
+    assert padding_kind(padding([3, 1, 0], 3)) == "right"
+    assert padding_kind(padding([3, 1], 3, left=True)) == "other"
+    assert padding_kind(torch.tensor([[False, True, False]])) == "other"
+    assert padding_kind(padding([3, 3], 3)) == "none"
 
 
 def make(kind: str, stock: bool, encoding: str = "none", **options):
@@ -272,8 +276,9 @@ class AddedDistance(PositionEncoding):
 
     has_value_term = True
 
-    def rotate(self, x, offset):
-        return x * 0.5
+    def rotation(self, seq_len, offset, device):
+        # Not a rotation, but as linear: half of each channel.
+        return Rotation(torch.tensor([0.5, 0.0]).expand(seq_len, 1, 1, 4, 2), "half")
 
     def score_bias(self, query, key, offset):
         m = torch.arange(query.size(2))[:, None] + offset
@@ -324,3 +329,43 @@ def test_which_kernel_runs_on_the_cpu(settings, kernel):
     ran = {event.key for event in profile.key_averages()}
     assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) == (kernel == "flash")
     assert ("aten::_scaled_dot_product_attention_math" in ran) == (kernel == "math")
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@gpu
+@pytest.mark.parametrize(
+    ("mask", "causal", "backend"),
+    [
+        # Right-padded causal targets: the causal mask alone, which flash attention serves.
+        (padding([7, 5, 2], 7), True, SDPBackend.FLASH_ATTENTION),
+        (None, True, SDPBackend.FLASH_ATTENTION),
+        (padding([7, 5, 2], 7), False, SDPBackend.EFFICIENT_ATTENTION),
+        (padding([7, 5, 2], 7, left=True), True, SDPBackend.EFFICIENT_ATTENTION),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_fast_kernels_serve_every_mask_on_a_gpu(mask, causal, backend, dtype):
+    q, k, v = (torch.randn(3, 2, 7, 64, dtype=dtype, device="cuda") for _ in range(3))
+    mask = None if mask is None else mask.cuda()
+    with sdpa_kernel([backend]):  # fails where this kernel cannot run
+        out = attend(q, k, v, key_padding_mask=mask, causal=causal)
+    weights = attention_weights(q, k, key_padding_mask=mask, causal=causal)
+    real = torch.ones(3, 7, dtype=torch.bool) if mask is None else ~mask.cpu()
+    expected = torch.matmul(weights.to(dtype), v)
+    difference = (out - expected).abs().amax(dim=(1, 3)).cpu()
+    assert difference[real].max() < 0.02
+
+
+@gpu
+def test_a_step_of_self_attention_does_not_wait_for_the_gpu():
+    position = build_position_encoding(PositionOptions("rope"), DIM // HEADS)
+    module = PositionedAttention(DIM, HEADS, position=position, self_attention=True).cuda()
+    x = torch.randn(6, 2, DIM, device="cuda", requires_grad=True)
+    module(x, x, x, need_weights=False)[0].sum().backward()  # makes the table
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        module(x, x, x, need_weights=False)[0].sum().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

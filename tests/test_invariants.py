@@ -147,14 +147,14 @@ def test_rope_scores_are_the_same_when_all_positions_are_shifted(small, monkeypa
     source, target = sentences([9, 4]), sentences([7, 8], seed=1)
     expected = log_probs(model, source, target)
     position = type(model.encoder.layers[0].self_attn.position)
-    original = position.rotate
+    original = position.rotation
     seen = []
 
-    def shifted(self, x, offset):
+    def shifted(self, seq_len, offset, device):
         seen.append(offset)
-        return original(self, x, offset + 1000)
+        return original(self, seq_len, offset + 1000, device)
 
-    monkeypatch.setattr(position, "rotate", shifted)
+    monkeypatch.setattr(position, "rotation", shifted)
     assert_equal(log_probs(model, source, target), expected, 1e-4)
     assert len(seen) == 4  # two encoder layers, two decoder layers
 

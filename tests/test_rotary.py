@@ -9,12 +9,14 @@ import torch
 from rope_fairseq.rotary import (
     LAYOUTS,
     RotarySpec,
+    Rotation,
     convert_layout,
     inverse_frequencies,
     layout_permutation,
-    rotate,
+    rotate_pairs_,
     rotation_table,
 )
+from tests.rotations import rotate
 
 CPU = torch.device("cpu")
 
@@ -54,6 +56,25 @@ def test_rotation_equals_complex_arithmetic(layout, dim, head_dim, offset):
     torch.testing.assert_close(
         rotate(x, spec, offset), reference(x, spec, offset), atol=5e-7, rtol=0
     )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim, head_dim", [(8, 8), (4, 8), (6, 10), (4, 7)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_in_place_on_a_part_of_memory_is_the_same_and_leaves_the_rest(layout, dim, head_dim, dtype):
+    torch.manual_seed(0)
+    block = torch.randn(2, 5, 3, 4, head_dim).to(dtype)  # [batch, seq_len, parts, heads, head_dim]
+    before = block.clone()
+    spec = RotarySpec(dim, 100.0, layout)
+    turn = Rotation(rotation_table(spec, 5, CPU)[:, None, None], layout)
+    rotate_pairs_(block[:, :, :2], turn)
+    expected = rotate(before[:, :, :2].transpose(0, 1), spec).transpose(0, 1)
+    torch.testing.assert_close(block[:, :, :2], expected)
+    assert torch.equal(block[:, :, 2], before[:, :, 2])
+    assert not torch.equal(block[:, :, :2], before[:, :, :2])
+    rotate_pairs_(block[:, :, :2], turn.inverse())
+    tolerance = 0.03 if dtype == torch.bfloat16 else 1e-5
+    torch.testing.assert_close(block, before, atol=tolerance, rtol=0)
 
 
 def test_interleaved_is_the_papers_equation_34():

@@ -12,12 +12,13 @@ from fairseq.models.transformer.transformer_config import (
 )
 
 from rope_fairseq.position import ENCODINGS, PositionOptions
+from rope_fairseq.precision import COMPUTE_DTYPES
 from rope_fairseq.rotary import LAYOUTS, SCALINGS
 
 _DEFAULT = PositionOptions()
 
 #: Options of ours: name, type, default, help.
-POSITION_FIELDS: tuple[tuple[str, type, Any, str], ...] = (
+OWN_FIELDS: tuple[tuple[str, type, Any, str], ...] = (
     (
         "position_encoding",
         str,
@@ -49,6 +50,13 @@ POSITION_FIELDS: tuple[tuple[str, type, Any, str], ...] = (
         str,
         _DEFAULT.rope_scaling,
         f"change of the rotary frequencies for longer sentences; one of {', '.join(SCALINGS)}",
+    ),
+    (
+        "compute_dtype",
+        str,
+        COMPUTE_DTYPES[0],
+        f"precision of matrix products; one of {', '.join(COMPUTE_DTYPES)}: parameters, optimizer "
+        "and checkpoints stay in float32",
     ),
 )
 
@@ -130,7 +138,7 @@ def _stock_fields() -> list[tuple[str, Any, Any]]:
 def _own_fields() -> list[tuple[str, Any, Any]]:
     return [
         (name, kind, field(default=default, metadata={"help": text}))
-        for name, kind, default, text in POSITION_FIELDS
+        for name, kind, default, text in OWN_FIELDS
     ]
 
 

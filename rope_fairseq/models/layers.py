@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -12,8 +13,11 @@ from fairseq.modules.transformer_layer import (
 )
 from torch import Tensor, nn
 
+from rope_fairseq.dropout import Dropout, add_dropped
 from rope_fairseq.multihead_attention import PositionedAttention
 from rope_fairseq.position import PositionOptions, build_position_encoding
+from rope_fairseq.precision import computing_in
+from rope_fairseq.ready_linear import make_linears_ready
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +38,79 @@ def _self_attention(
     )
 
 
-class RopeEncoderLayer(TransformerEncoderLayerBase):
+class _SubLayers:
+    """What encoder and decoder layers share.
+
+    fairseq passes activations as [seq_len, batch, embed_dim]. Here they lie in memory as [batch,
+    seq_len, embed_dim] and are seen in fairseq's order at the borders of a layer alone: attention
+    reads each sentence in one piece, and nothing is copied on the way.
+    """
+
+    def _replace_dropout(self: Any, cfg: Any) -> None:
+        self.dropout_module = Dropout.in_place_of(self.dropout_module)
+        self.activation_dropout_module = Dropout.in_place_of(self.activation_dropout_module)
+        self.compute_dtype = cfg.compute_dtype
+
+    def _attend(
+        self: Any, attention: nn.Module, norm: nn.Module, x: Tensor, **arguments: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """An attention sub-layer with its residual and norm: x [batch, seq_len, embed_dim] to the
+        same, and the weights (see :class:`PositionedAttention`)."""
+        query = (norm(x) if self.normalize_before else x).transpose(0, 1)
+        if "key" not in arguments:
+            arguments["key"] = query
+        out, weights = attention(query=query, value=arguments["key"], **arguments)
+        out = add_dropped(x, out.transpose(0, 1), self.dropout_module.active_p)
+        return (out if self.normalize_before else norm(out)), weights
+
+    def _feed_forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The feed-forward sub-layer, and its result before the residual sum."""
+        norm = self.final_layer_norm
+        hidden = self.activation_fn(self.fc1(norm(x) if self.normalize_before else x))
+        result = self.fc2(self.activation_dropout_module(hidden))
+        out = add_dropped(x, result, self.dropout_module.active_p)
+        return (out if self.normalize_before else norm(out)), result
+
+
+class _BatchFirstNorm(nn.LayerNorm):
+    """The norm of [seq_len, batch, embed_dim] that lies batch first in memory, and its result."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.transpose(0, 1)).transpose(0, 1)
+
+
+class RopeEncoderLayer(_SubLayers, TransformerEncoderLayerBase):
+    def __init__(self, cfg: Any, return_fc: bool = False) -> None:
+        super().__init__(cfg, return_fc)
+        self._replace_dropout(cfg)
+
+    def forward(
+        self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None
+    ) -> Any:
+        """As in fairseq: x [seq_len, batch, embed_dim], masks [batch, seq_len] and [seq_len,
+        seq_len], True (or not 0) where nothing is to be seen."""
+        x = x.transpose(0, 1).contiguous()
+        with computing_in(self.compute_dtype, x):
+            x, _ = self._attend(
+                self.self_attn,
+                self.self_attn_layer_norm,
+                x,
+                key_padding_mask=encoder_padding_mask,
+                need_weights=False,
+                attn_mask=None if attn_mask is None else attn_mask.to(torch.bool),
+            )
+            x, result = self._feed_forward(x)
+        x = x.transpose(0, 1)
+        return (x, result.transpose(0, 1)) if self.return_fc else x
+
     def build_self_attention(self, embed_dim: int, cfg: Any) -> PositionedAttention:
         return _self_attention(self, embed_dim, cfg.encoder, cfg, causal=False)
 
 
-class RopeDecoderLayer(TransformerDecoderLayerBase):
+class RopeDecoderLayer(_SubLayers, TransformerDecoderLayerBase):
     def __init__(self, cfg: Any, no_encoder_attn: bool = False) -> None:
         super().__init__(cfg, no_encoder_attn)
+        self._replace_dropout(cfg)
         # The decoder alone decides who returns attention weights (see RopeDecoder).
         self.need_attn = False
 
@@ -61,6 +130,51 @@ class RopeDecoderLayer(TransformerDecoderLayerBase):
             q_noise=self.quant_noise,
             qn_block_size=self.quant_noise_block_size,
         )
+
+    def forward(
+        self,
+        x: Tensor,
+        encoder_out: Tensor | None = None,
+        encoder_padding_mask: Tensor | None = None,
+        incremental_state: dict[str, Any] | None = None,
+        prev_self_attn_state: list[Tensor] | None = None,
+        prev_attn_state: list[Tensor] | None = None,
+        self_attn_mask: Tensor | None = None,
+        self_attn_padding_mask: Tensor | None = None,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """As in fairseq, without what only its export to ONNX uses (``prev_self_attn_state``,
+        ``prev_attn_state``): x [tgt_len, batch, embed_dim] to the same and the weights of
+        cross-attention, None unless asked for."""
+        if prev_self_attn_state is not None or prev_attn_state is not None:
+            raise NotImplementedError("RopeDecoderLayer keeps its cache in incremental_state")
+        weights = None
+        x = x.transpose(0, 1).contiguous()
+        with computing_in(self.compute_dtype, x):
+            x, _ = self._attend(
+                self.self_attn,
+                self.self_attn_layer_norm,
+                x,
+                key_padding_mask=self_attn_padding_mask,
+                incremental_state=incremental_state,
+                need_weights=False,
+                attn_mask=self_attn_mask,
+            )
+            if self.encoder_attn is not None and encoder_out is not None:
+                x, weights = self._attend(
+                    self.encoder_attn,
+                    self.encoder_attn_layer_norm,
+                    x,
+                    key=encoder_out,
+                    key_padding_mask=encoder_padding_mask,
+                    incremental_state=incremental_state,
+                    static_kv=True,
+                    need_weights=need_attn or need_head_weights,
+                    need_head_weights=need_head_weights,
+                )
+            x, _ = self._feed_forward(x)
+        return x.transpose(0, 1), weights, None
 
     def make_generation_fast_(self, need_attn: bool = False, **kwargs: Any) -> None:
         pass
@@ -84,7 +198,18 @@ def _drop_unused_positions(module: Any, state_dict: dict[str, Tensor], name: str
             del state_dict[key]
 
 
+def _prepare(side: Any) -> None:
+    """Make an encoder or decoder of fairseq serve layers whose memory is batch first."""
+    side.dropout_module = Dropout.in_place_of(side.dropout_module)
+    if type(side.layer_norm) is nn.LayerNorm:
+        side.layer_norm.__class__ = _BatchFirstNorm
+
+
 class RopeEncoder(TransformerEncoderBase):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _prepare(self)
+
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
         return _wrap(RopeEncoderLayer(cfg, return_fc=self.return_fc), cfg)
 
@@ -105,13 +230,26 @@ class RopeDecoder(TransformerDecoderBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _prepare(self)
         self.need_attn = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
         return _wrap(RopeDecoderLayer(cfg, no_encoder_attn), cfg)
 
-    def make_generation_fast_(self, need_attn: bool = False, **kwargs: Any) -> None:
+    def make_generation_fast_(
+        self, need_attn: bool = False, beamable_mm_beam_size: int | None = None, **kwargs: Any
+    ) -> None:
+        """Called once, when the model is only to translate from now on, with what its search
+        needs. (fairseq's own Transformer leaves its beam size at 1.)"""
         self.need_attn = need_attn
+        if beamable_mm_beam_size is not None:
+            self.set_beam_size(beamable_mm_beam_size)
+        make_linears_ready(self)
+
+    def forward(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As in fairseq; the projection to the vocabulary is computed in ``compute_dtype`` too."""
+        with computing_in(self.cfg.compute_dtype, self.embed_tokens.weight):
+            return super().forward(prev_output_tokens, *args, **kwargs)
 
     def extract_features(
         self,

@@ -14,6 +14,7 @@ from rope_fairseq.errors import UserError
 from rope_fairseq.models.config import SIZES, RopeTransformerConfig, fill_sizes
 from rope_fairseq.models.layers import RopeDecoder, RopeEncoder
 from rope_fairseq.position import PositionOptions
+from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES
 
 logger = logging.getLogger(__name__)
 
@@ -51,12 +52,16 @@ class RopeTransformerModel(TransformerModelBase):
             rope_scaling=options.rope_scaling,
         )
         _refuse_unserved(options, task)
+        _check_precision(options, cfg._get_parent() if isinstance(cfg, DictConfig) else None)
         nested = TransformerConfig.from_namespace(argparse.Namespace(**vars(options)))
         # fairseq's own switches for absolute positions follow the encoding.
         nested.no_token_positional_embeddings = position.encoding in ("rope", "none")
         nested.encoder.learned_pos = nested.decoder.learned_pos = position.encoding == "learned"
         nested.position_options = position
+        nested.compute_dtype = options.compute_dtype
         model = super().build_model(nested, task)
+        # The criterion fused_label_smoothed_cross_entropy computes in it too.
+        model.compute_dtype = options.compute_dtype
         logger.info("position encoding: %s", position.describe())
         return model
 
@@ -120,6 +125,25 @@ def _resolve(cfg: Any) -> argparse.Namespace:
             parent["model"] = full
     complete: Any = OmegaConf.to_container(full, resolve=True, enum_to_str=True)
     return argparse.Namespace(**complete)
+
+
+def _check_precision(options: argparse.Namespace, run: Any) -> None:
+    """Refuse unknown precisions and ``--bf16``, for which fairseq-train looks for a TPU.
+
+    Args:
+        run: the configuration of the whole run, or None.
+    """
+    if options.compute_dtype not in COMPUTE_DTYPES:
+        raise UserError(
+            f"--compute-dtype {options.compute_dtype}: choose from {', '.join(COMPUTE_DTYPES)}"
+        )
+    common = (None if run is None else run.get("common")) or {}
+    if common.get("bf16"):
+        raise UserError(BF16_MEANS_TPU)
+    if common.get("fp16") and options.compute_dtype != "float32":
+        raise UserError(
+            f"--fp16: not together with --compute-dtype {options.compute_dtype}; leave one out"
+        )
 
 
 def _refuse_unserved(options: argparse.Namespace, task: Any) -> None:

@@ -1,6 +1,9 @@
 """The one interface between a position encoding and the attention that carries it."""
 
+import torch
 from torch import Tensor, nn
+
+from rope_fairseq.rotary import Rotation
 
 
 class PositionEncoding(nn.Module):
@@ -14,23 +17,24 @@ class PositionEncoding(nn.Module):
     #: explicitly, because no fused kernel gives them.
     has_value_term = False
 
-    def rotate(self, x: Tensor, offset: int) -> Tensor:
-        """Change queries and keys by their own position, once, before keys are cached.
+    def rotation(self, seq_len: int, offset: int, device: torch.device) -> Rotation | None:
+        """How queries and keys are turned by their own position, once, before keys are cached.
 
         Args:
-            x: [seq_len, batch, …, num_heads, head_dim].
-            offset: position of the first row.
+            seq_len: number of positions.
+            offset: the first of them.
 
         Returns:
-            Tensor of the same shape and dtype.
+            A rotation whose table is broadcastable to [batch, seq_len, 2, num_heads, dim/2, 2], or
+            None.
         """
-        return x
+        return None
 
     def score_bias(self, query: Tensor, key: Tensor, offset: int) -> Tensor | None:
         """What is added to the scaled scores.
 
         Args:
-            query: [batch, num_heads, tgt_len, head_dim], as :meth:`rotate` left it.
+            query: [batch, num_heads, tgt_len, head_dim], rotated.
             key: [batch, num_heads, src_len, head_dim], cached keys included.
             offset: position of the first query; the first key stands at position 0.
 

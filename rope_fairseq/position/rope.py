@@ -1,9 +1,9 @@
 """Rotary position embedding as an encoding of the attention (arXiv 2104.09864)."""
 
-from torch import Tensor
+import torch
 
 from rope_fairseq.position.base import PositionEncoding
-from rope_fairseq.rotary import RotarySpec, rotate
+from rope_fairseq.rotary import RotarySpec, Rotation, rotation_table
 
 
 class RotaryPositionEncoding(PositionEncoding):
@@ -13,8 +13,10 @@ class RotaryPositionEncoding(PositionEncoding):
         super().__init__()
         self.spec = spec
 
-    def rotate(self, x: Tensor, offset: int) -> Tensor:
-        return rotate(x, self.spec, offset)
+    def rotation(self, seq_len: int, offset: int, device: torch.device) -> Rotation:
+        # [seq_len, dim/2, 2] -> [seq_len, 1, 1, dim/2, 2]
+        table = rotation_table(self.spec, offset + seq_len, device)[offset:, None, None]
+        return Rotation(table, self.spec.layout)
 
     def extra_repr(self) -> str:
         return str(self.spec)
