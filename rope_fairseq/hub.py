@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rope_fairseq.checkpoint import load_checkpoint, options
 from rope_fairseq.errors import UserError
+from rope_fairseq.tasks.rope_translation import RopeTranslationTask
 from rope_fairseq.text import OPTIONS_FILE, Text
 
 # How this project translates (Vaswani et al., 2017, section 6.1): the score of a hypothesis is
@@ -28,6 +29,8 @@ GENERATION: dict[str, Any] = {"beam": 4, "lenpen": 0.6, "max_len_a": 1, "max_len
 
 # Model families that translate.sh and hub load.
 FAMILIES = ("rope_transformer", "transformer")
+# What they were trained as; they differ in their search alone, and ours is used for both.
+TASKS = ("translation", "rope_translation")
 
 # fairseq-generate's own batches, so that hub and translate.sh compute the same.
 MAX_TOKENS = 12000
@@ -164,7 +167,9 @@ def from_pretrained(
     loaded = hub_utils.from_pretrained(
         str(folder), checkpoint_file, str(data_name_or_path), **kwargs
     )
-    hub = RopeHubInterface(loaded["args"], loaded["task"], loaded["models"])
+    trained: Any = loaded["task"]
+    task = RopeTranslationTask(trained.cfg, trained.source_dictionary, trained.target_dictionary)
+    hub = RopeHubInterface(loaded["args"], task, loaded["models"])
     if wanted is not None:
         hub.max_positions = (wanted, hub.max_positions[1])
     return hub
@@ -178,7 +183,7 @@ def check_family(checkpoint: Path, state: Mapping[str, Any]) -> None:
     """
     for group, known in (
         ("model", lambda name: ARCH_MODEL_NAME_REGISTRY.get(name) in FAMILIES),
-        ("task", lambda name: name == "translation"),
+        ("task", lambda name: name in TASKS),
     ):
         stored = options(state, group)
         name = stored.get("_name") or stored.get("arch" if group == "model" else "task")

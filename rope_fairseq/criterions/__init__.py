@@ -1,0 +1,1 @@
+"""Criterions that the plugin registers with fairseq."""
