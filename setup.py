@@ -32,8 +32,14 @@ INSTALL_REQUIRES = [
     "tqdm>=4.66,<5",
 ]
 
+# Export: uses the Python classes of its format and relies on details of its search, both of which
+# minor releases change; tested with 4.8.5.
+EXPORT_REQUIRES = ["ctranslate2>=4.8,<4.9"]
+
 EXTRAS_REQUIRE = {
+    "export": EXPORT_REQUIRES,
     "test": [
+        *EXPORT_REQUIRES,
         "pytest>=8,<10",
         "pytest-timeout>=2.3,<3",  # a hanging training must not hang the test run
         "pytest-xdist>=3.6,<4",  # the suite is many short processes: it runs on all cores

@@ -6,6 +6,9 @@ MODEL is a folder with averaged.pt, dict.*.txt, text.json and sentencepiece.bpe.
 checkpoint in such a folder. INPUT and OUTPUT default to standard input and output. Everything after
 the first option that is not this tool's goes to fairseq-generate.
 
+With ``--engine ctranslate2`` MODEL is a folder that rope_fairseq.export has made, and the search is
+that of rope_fairseq.ctranslate2_engine.
+
 The source goes to fairseq-generate as a raw data set: pieces as text, which it looks up in the same
 dictionary with the same code as fairseq-preprocess does.
 """
@@ -19,21 +22,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from tqdm import tqdm
 
+from rope_fairseq import ctranslate2_engine
 from rope_fairseq.__main__ import user_dir
 from rope_fairseq.checkpoint import load_checkpoint
+from rope_fairseq.ctranslate2_engine import Exported
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
+from rope_fairseq.generation import refuse_reserved, search_options
 from rope_fairseq.hub import (
     FAIRSEQ_LIMIT,
-    GENERATION,
     MAX_TOKENS,
     check_dictionaries,
     check_family,
@@ -46,14 +50,6 @@ from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE, Text
 CHECKPOINT = "averaged.pt"
 USAGE = "translate.sh MODEL [INPUT] [-o OUTPUT] [fairseq-generate options]"
 
-# Options of fairseq-generate that would break one line for one line, or that are set here.
-RESERVED = {
-    *("--path", "--data", "--gen-subset", "--dataset-impl", "--user-dir", "--task"),
-    *("--source-lang", "-s", "--target-lang", "-t", "--bpe", "--tokenizer"),
-    *("--post-process", "--remove-bpe", "--quiet", "--results-path", "--nbest"),
-    *("--prefix-size", "--score-reference", "--skip-invalid-size-inputs-valid-test"),
-}
-
 
 @dataclass(frozen=True)
 class Model:
@@ -63,8 +59,10 @@ class Model:
     text: Text
     longest_source: int
     """In tokens, end of sentence included."""
+    overrides: Mapping[str, Any]
+    """Of the model's options: what the user asks for, and what sources of that length need."""
     generate_options: tuple[str, ...]
-    """What fairseq-generate needs to serve sources of that length."""
+    """The same for fairseq-generate."""
 
     @property
     def folder(self) -> Path:
@@ -85,6 +83,8 @@ def load_model(path: Path, max_source_positions: int | None, model_overrides: st
     Raises:
         UserError: a file is missing or does not belong to the checkpoint.
     """
+    if (path / ctranslate2_engine.WEIGHTS_FILE).is_file():
+        raise UserError(f"{path}: an exported model; say --engine ctranslate2")
     checkpoint = path / CHECKPOINT if path.is_dir() else path
     for needed in (checkpoint, *(checkpoint.parent / name for name in (OPTIONS_FILE, MODEL_FILE))):
         if not needed.is_file():
@@ -99,10 +99,10 @@ def load_model(path: Path, max_source_positions: int | None, model_overrides: st
     longest = trained["max_source_positions"]
     if max_source_positions is not None:
         longest = max_source_positions
-    overrides = raised_limits(checkpoint, state, longest) | _overrides(model_overrides)
+    overrides = raised_limits(checkpoint, state, longest) | parse_overrides(model_overrides)
     # The task of fairseq-generate has limits of its own beside the model's.
     limits = {name: overrides.get(name, limit) for name, limit in trained.items()}
-    return Model(checkpoint, text, longest, limit_options(limits, overrides))
+    return Model(checkpoint, text, longest, overrides, limit_options(limits, overrides))
 
 
 def limit_options(limits: Mapping[str, int], overrides: Mapping[str, Any]) -> tuple[str, ...]:
@@ -119,7 +119,8 @@ def limit_options(limits: Mapping[str, int], overrides: Mapping[str, Any]) -> tu
     )
 
 
-def _overrides(text: str) -> dict[str, Any]:
+def parse_overrides(text: str) -> dict[str, Any]:
+    """The value of ``--model-overrides``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -129,31 +130,7 @@ def _overrides(text: str) -> dict[str, Any]:
     return value
 
 
-def search_options(config: Path | None) -> list[str]:
-    """fairseq-generate's options for the search, the project's or those of a config.
-
-    Args:
-        config: a file for fairseq-hydra-train; its group ``generation`` is used.
-    """
-    generation: Any = GENERATION
-    if config is not None:
-        try:
-            generation = yaml.safe_load(config.read_text(encoding="utf-8"))["generation"]
-        except (yaml.YAMLError, UnicodeDecodeError, LookupError, TypeError):
-            generation = None
-        if not isinstance(generation, dict):
-            raise UserError(f"{config}: must be a YAML file with the group 'generation'")
-    words = []
-    for name, value in generation.items():
-        option = f"--{name.replace('_', '-')}"
-        if value is True:
-            words.append(option)
-        elif value not in (None, False):
-            words += [option, str(value)]
-    return words
-
-
-def encode_lines(model: Model, lines: Sequence[str], name: str) -> list[str]:
+def encode_lines(model: Model | Exported, lines: Sequence[str], name: str) -> list[str]:
     """The pieces of each line, joined by spaces; "" for a line without any text.
 
     Raises:
@@ -200,20 +177,22 @@ def generate(model: Model, sources: Sequence[str], extra: Sequence[str]) -> list
         command = generate_command(
             temporary, model.checkpoint, languages, [*model.generate_options, *extra]
         )
-        hypotheses: dict[int, str] = {}
-        progress = tqdm(
-            total=len(sources), desc="translate", unit=" lines", mininterval=_interval()
-        )
-        with progress:
-            for number, pieces in _hypotheses(command):
-                if number in hypotheses or number >= len(sources):
-                    raise UserError(f"fairseq-generate gave sentence {number} twice or unasked")
-                hypotheses[number] = pieces
-                progress.update()
-    missing = len(sources) - len(hypotheses)
+        return collect(_hypotheses(command), len(sources))
+
+
+def collect(numbered: Iterable[tuple[int, str]], count: int) -> list[str]:
+    """Put hypotheses into the order of their numbers, 0 to ``count`` − 1, with progress shown."""
+    hypotheses: dict[int, str] = {}
+    with tqdm(total=count, desc="translate", unit=" lines", mininterval=_interval()) as progress:
+        for number, pieces in numbered:
+            if number in hypotheses or number >= count:
+                raise UserError(f"the search gave sentence {number} twice or unasked")
+            hypotheses[number] = pieces
+            progress.update()
+    missing = count - len(hypotheses)
     if missing:
-        raise UserError(f"fairseq-generate left {missing} of {len(sources)} sentences untranslated")
-    return [hypotheses[number] for number in range(len(sources))]
+        raise UserError(f"the search left {missing} of {count} sentences untranslated")
+    return [hypotheses[number] for number in range(count)]
 
 
 def generate_command(
@@ -222,7 +201,7 @@ def generate_command(
     """The call of fairseq-generate on a folder with a raw data set."""
     return [
         *(sys.executable, "-u", "-m", "fairseq_cli.generate", data),
-        *("--user-dir", str(user_dir()), "--path", str(checkpoint)),
+        *("--user-dir", str(user_dir()), "--task", "rope_translation", "--path", str(checkpoint)),
         *("--source-lang", languages[0], "--target-lang", languages[1]),
         *("--gen-subset", "test", "--dataset-impl", "raw", "--no-progress-bar"),
         *options,
@@ -261,7 +240,7 @@ def _hypotheses(command: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def translate_lines(
-    model: Model, lines: Sequence[str], name: str, extra: Sequence[str]
+    model: Model | Exported, lines: Sequence[str], name: str, extra: Sequence[str]
 ) -> list[str]:
     """Translate raw lines; a line without text stays an empty line.
 
@@ -269,13 +248,17 @@ def translate_lines(
         model: what to translate with.
         lines: raw text without line ends.
         name: what to call the text in messages.
-        extra: fairseq-generate's options for the search.
+        extra: fairseq-generate's options for the search; an exported model has them already.
     """
     encoded = encode_lines(model, lines, name)
     numbers = [number for number, pieces in enumerate(encoded) if pieces]
     translations = [""] * len(lines)
     if numbers:
-        hypotheses = generate(model, [encoded[number] for number in numbers], extra)
+        sources = [encoded[number] for number in numbers]
+        if isinstance(model, Exported):
+            hypotheses = collect(model.generate(sources), len(sources))
+        else:
+            hypotheses = generate(model, sources, extra)
         for number, pieces in zip(numbers, hypotheses, strict=True):
             translations[number] = model.text.decode(pieces, model.text.target_lang)
     return translations
@@ -325,33 +308,32 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         "need not exist, and stop",
     )
     parser.add_argument("--model-overrides", default="{}", metavar="DICT", help="as in fairseq")
+    parser.add_argument(
+        "--engine",
+        choices=("fairseq", "ctranslate2"),
+        default="fairseq",
+        help="what searches; for ctranslate2 MODEL is a folder that rope_fairseq.export has made",
+    )
     is_option = [len(word) > 1 and word.startswith("-") for word in argv]
     first = is_option.index(True) if True in is_option else len(argv)
     arguments, extra = parser.parse_known_args(argv[first:])
     positional = list(argv[:first])
     if not 1 <= len(positional) <= 2 or (extra and not extra[0].startswith("-")):
         raise UserError(f"usage: {USAGE}; MODEL and INPUT come before the options")
-    _refuse_reserved(extra)
+    refuse_reserved(extra)
     arguments.model = Path(positional[0])
     arguments.input = None if positional[1:] in ([], ["-"]) else Path(positional[1])
     return arguments, extra
 
 
-def _refuse_reserved(words: Sequence[str]) -> None:
-    for word in words:
-        if word.split("=")[0] in RESERVED:
-            raise UserError(
-                f"{word}: not for translate.sh, which gives one line for one line; "
-                "call fairseq-generate for that"
-            )
-
-
 def main() -> None:
     arguments, extra = parse_arguments(sys.argv[1:])
     configured = search_options(arguments.config)
-    _refuse_reserved(configured)
+    refuse_reserved(configured)
     extra = configured + extra
     if arguments.show_command is not None:
+        if arguments.engine != "fairseq":
+            raise UserError(f"--show-command: --engine {arguments.engine} calls no command")
         languages = (arguments.show_command[0], arguments.show_command[1])
         limits = dict.fromkeys(("max_source_positions", "max_target_positions"), FAIRSEQ_LIMIT)
         command = generate_command(
@@ -362,7 +344,14 @@ def main() -> None:
         )
         print(shlex.join(["python", *command[1:]]))
         return
-    model = load_model(arguments.model, arguments.max_source_positions, arguments.model_overrides)
+    limit, overrides = arguments.max_source_positions, arguments.model_overrides
+    model: Model | Exported
+    if arguments.engine == "ctranslate2":
+        if overrides != "{}":
+            raise UserError(f"--model-overrides {overrides}: give it to rope_fairseq.export")
+        model = ctranslate2_engine.load(arguments.model, limit, extra)
+    else:
+        model = load_model(arguments.model, limit, overrides)
     if arguments.input is None:
         name = "standard input"
         lines = list(decode_lines(sys.stdin.buffer, name))
