@@ -1,9 +1,10 @@
 # make venv PYTHON=python3.11   the environment (Linux x86-64, Python 3.11 or 3.12)
 # make demo                     a model in minutes: trained, averaged, translated, scored
 # make test, make lint          the checks
+# make bench                    time and memory beside other systems, into README.md (make bench-full: more)
 # make clean                    remove .venv, caches and build output; exp/ (your runs) stays
 
-.PHONY: venv demo test lint clean
+.PHONY: venv demo test lint bench bench-full clean
 
 venv: .venv/.complete
 
@@ -19,6 +20,12 @@ test: venv
 
 lint: venv
 	@scripts/lint.sh
+
+bench: venv
+	@.venv/bin/python -m benchmarks.bench --output results/bench.json --page README.md
+
+bench-full: venv
+	@.venv/bin/python -m benchmarks.bench --full --output results/bench-full.json --page docs/speed.md
 
 clean:
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache && find . -name __pycache__ -prune -exec rm -rf {} +

@@ -12,6 +12,6 @@ check() {
 shopt -s nullglob
 check ruff check --quiet --output-format concise .
 check ruff format --check --quiet .
-check shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh scripts/*.sbatch data-prep/*/*.sh .ci/run
+check shellcheck --external-sources --source-path=SCRIPTDIR scripts/*.sh scripts/*.sbatch benchmarks/*.sh data-prep/*/*.sh .ci/run
 check mypy --no-error-summary
 exit "$status"
