@@ -23,15 +23,17 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="rope_fairseq-test-")
 
 
-# Minutes each: they begin first, or one process would be busy with them long after the others.
+# The longest first, in this order: one process would be busy with them long after the others.
 SLOW_FILES = (
     "test_readme.py",
-    "test_pipeline.py",
     "test_train_script.py",
-    "test_distributed.py",
+    "test_pipeline.py",
     "test_frontends.py",
+    "test_distributed.py",
+    "test_translate.py",
     "test_bad_input.py",
     "test_prepare.py",
+    "test_packaging.py",
 )
 
 

@@ -25,6 +25,7 @@ from tests.tiny import (
     call,
     python,
     run,
+    scripts,
     tiny_work,
     train_options,
 )
@@ -295,7 +296,7 @@ def trained(tmp_path) -> Path:
 
 def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
     script = (ROOT / "scripts" / "average.sh", "demo", "--work", trained)
-    done = run(*script)
+    done = run(*script, env=scripts())
     assert done.returncode == 0, done.stderr
     names = ["averaged.pt", "data.json", "dict.de.txt", "dict.en.txt", *BESIDE_THE_DATA]
     names.append("train.json")
@@ -304,10 +305,10 @@ def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
     averaged = load_checkpoint(trained / "model" / "averaged.pt")["model"]
     assert all(torch.equal(averaged[name], value) for name, value in expected.items())
 
-    assert run(*script).stdout == "average: up to date\n"
+    assert run(*script, env=scripts()).stdout == "average: up to date\n"
     for path in sorted((trained / "checkpoints").glob("checkpoint_*_*.pt"))[:2]:
         path.unlink()
-    again = run(*script)
+    again = run(*script, env=scripts())
     assert again.returncode == 2
     assert "4 checkpoints named checkpoint_EPOCH_UPDATE.pt, fewer than --last 5" in again.stderr
 
@@ -315,7 +316,7 @@ def test_average_sh_makes_a_model_folder_and_knows_when_it_is_done(trained):
 def test_average_sh_refuses_data_that_the_model_was_not_trained_on(trained):
     dictionary = trained / "data-bin" / "dict.de.txt"
     dictionary.write_text(dictionary.read_text() + "new 1\n")
-    done = run(ROOT / "scripts" / "average.sh", "demo", "--work", trained)
+    done = run(ROOT / "scripts" / "average.sh", "demo", "--work", trained, env=scripts())
     assert done.returncode == 2
     assert f"error: {dictionary} is not what the step train ran on" in done.stderr
     assert not (trained / "model").exists()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from rope_fairseq import average, translate
-from tests.tiny import ROOT, call, run, tiny_work
+from tests.tiny import ROOT, call, run, scripts, tiny_work
 
 # (what it is, the command, what the line must say). In the folder `places` there are:
 #   good.en good.de     two parallel texts of 40 lines      short.de      one line less than good.en
@@ -166,7 +166,7 @@ def places(tmp_path_factory) -> Path:
         *(ROOT / "scripts" / "prepare.sh", "own", "--work", folder / "work"),
         *("--train", folder / "good.en", folder / "good.de", "--held-out", "2"),
         *("--vocab-size", "60"),
-        env={"PYTHON": sys.executable},
+        env=scripts(),
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
@@ -203,9 +203,7 @@ def test_bad_input_is_one_clear_line(places, command, message, script=False):
     if program in NEED_FAIRSEQ and not script:
         status, out, err = run_here(NEED_FAIRSEQ[program], places, *arguments)
     else:
-        result = run(
-            *words, *arguments, cwd=places, input="", env={"PYTHON": sys.executable}, timeout=120
-        )
+        result = run(*words, *arguments, cwd=places, input="", env=scripts(), timeout=120)
         status, out, err = result.returncode, result.stdout, result.stderr
     output = out + err
     assert status not in (0, 126, 127), output

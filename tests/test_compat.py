@@ -26,8 +26,6 @@ from rope_fairseq.errors import UserError
 from tests import tiny
 from tests.tiny import UPDATES, tiny_work, train_options
 
-ROOT = Path(rope_fairseq.__file__).resolve().parent.parent
-
 
 def test_applying_the_patches_again_changes_nothing():
     names = [
@@ -159,10 +157,8 @@ def test_other_user_dirs_are_left_to_fairseq(tmp_path):
 
 
 def python(code: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
+    """Run code in a process of its own, or by fork where it begins with ``import rope_fairseq``."""
+    return tiny.run(tiny.interpreter(), "-c", code)
 
 
 def test_a_second_registration_is_refused():

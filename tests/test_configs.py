@@ -26,7 +26,7 @@ PAPERS = {
     "model.share_all_embeddings": True,
     "model.attention_dropout": 0,
     "model.activation_dropout": 0,
-    "criterion._name": "label_smoothed_cross_entropy",
+    "criterion._name": "fused_label_smoothed_cross_entropy",
     "criterion.label_smoothing": 0.1,
     "optimizer._name": "adam",
     "optimizer.adam_betas": "(0.9,0.98)",

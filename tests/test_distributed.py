@@ -16,7 +16,7 @@ import torch
 
 from rope_fairseq.distributed import Launch, join, refuse_apart, torch_launch
 from rope_fairseq.errors import UserError
-from tests.tiny import run, tiny_work, train_options
+from tests.tiny import fairseq, run, tiny_work, train_options
 
 BIN = Path(sys.executable).parent
 UPDATES = 8
@@ -276,7 +276,7 @@ def together(tmp_path_factory) -> tuple[Path, str]:
 def alone(tmp_path_factory) -> tuple[Path, str]:
     """One process that takes the batches of the two in turn."""
     folder = tmp_path_factory.mktemp("alone")
-    result = run(BIN / "fairseq-train", *options(folder, "--update-freq", 2))
+    result = fairseq("fairseq-train", *options(folder, "--update-freq", 2))
     assert result.returncode == 0, result.stdout + result.stderr
     return folder, result.stdout + result.stderr
 
@@ -296,7 +296,7 @@ def test_both_processes_end_with_the_same_parameters(together):
 
 def test_one_process_goes_on_where_two_were(together, alone, tmp_path):
     shutil.copy(together[0] / "checkpoint_1_4.pt", tmp_path / "checkpoint_last.pt")
-    result = run(BIN / "fairseq-train", *options(tmp_path, "--update-freq", 2))
+    result = fairseq("fairseq-train", *options(tmp_path, "--update-freq", 2))
     assert result.returncode == 0, result.stdout + result.stderr
     assert losses(result.stdout) == pytest.approx(losses(alone[1])[4:], rel=1e-4)
     one, went_on = (parameters(folder / "checkpoint_last.pt") for folder in (alone[0], tmp_path))
@@ -319,8 +319,8 @@ def test_every_process_refuses_a_world_size_that_torchrun_did_not_start(tmp_path
 
 
 def test_fairseq_train_refuses_to_run_as_one_of_several_tasks(tmp_path):
-    command = (BIN / "fairseq-train", *options(tmp_path / "checkpoints"))
-    result = run(*command, env={"SLURM_STEP_NUM_TASKS": "2"})
+    command = ("fairseq-train", *options(tmp_path / "checkpoints"))
+    result = fairseq(*command, env={"SLURM_STEP_NUM_TASKS": "2"})
     assert result.returncode == 1
     assert len(error_lines(result)) == 1 and "srun started 2 tasks" in error_lines(result)[0]
     assert "Traceback" not in result.stderr and not (tmp_path / "checkpoints").exists()

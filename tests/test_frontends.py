@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -17,7 +18,16 @@ from fairseq_cli import generate, validate
 
 from rope_fairseq.checkpoint import load_checkpoint
 from rope_fairseq.text import Text
-from tests.tiny import ROOT, call, python, run, sentences, tiny_work, train_options
+from tests.tiny import (
+    ROOT,
+    call,
+    fairseq,
+    interpreter,
+    python,
+    sentences,
+    tiny_work,
+    train_options,
+)
 
 PLUGIN = ROOT / "rope_fairseq"
 VALIDATE = ("--task", "translation", "--max-tokens", "4096")  # it has no defaults for these
@@ -78,8 +88,8 @@ def test_both_front_ends_reach_the_same_loss_on_the_same_seed(work, tmp_path):
         "checkpoint": {"no_save": True, "save_dir": str(tmp_path)},
     }
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
-    from_yaml = run(
-        *(Path(sys.executable).parent / "fairseq-hydra-train", "--config-dir", tmp_path),
+    from_yaml = fairseq(
+        *("fairseq-hydra-train", "--config-dir", tmp_path),
         *("--config-name", "small", f"common.user_dir={PLUGIN}", f"hydra.run.dir={tmp_path}"),
         "hydra.output_subdir=null",
     )
@@ -136,16 +146,12 @@ def test_validate_generate_and_interactive_as_in_the_readme(work, capsys):
     generated = succeed(python("fairseq_cli.generate", data, *common, *SEARCH))
     found = hypotheses(generated)
     assert len(found) == 20
-    interactive = subprocess.run(
-        [
-            *(sys.executable, "-m", "fairseq_cli.interactive", data, *common, *SEARCH),
-            *("--tokenizer", "rope_text", "--text-options", data / "text.json"),
-            *("--bpe", "sentencepiece"),
-            *("--sentencepiece-model", data / "sentencepiece.bpe.model"),
-        ],
+    interactive = python(
+        *("fairseq_cli.interactive", data, *common, *SEARCH),
+        *("--tokenizer", "rope_text", "--text-options", data / "text.json"),
+        *("--bpe", "sentencepiece"),
+        *("--sentencepiece-model", data / "sentencepiece.bpe.model"),
         input=(work / "data" / "test.en").read_text(),
-        capture_output=True,
-        encoding="utf-8",
     )
     detokenized = re.findall(r"^D-\d+\t\S+\t(.*)$", succeed(interactive), re.MULTILINE)
     text = Text.load(data)
@@ -227,8 +233,7 @@ def stock(work, tmp_path_factory) -> Path:
     position = options.index("--user-dir")
     del options[position : position + 2]
     options[options.index("--max-update") + 1] = "60"
-    code = "import sys, fairseq_cli.train; fairseq_cli.train.cli_main()"
-    succeed(run(sys.executable, "-c", code, *options, "--save-dir", folder))
+    succeed(fairseq("fairseq-train", *options, "--save-dir", folder))
     return folder / "checkpoint_last.pt"
 
 
@@ -285,15 +290,20 @@ def interruptible(work: Path, folder: Path) -> list[str]:
     options.remove("--disable-validation")
     options.remove("--no-epoch-checkpoints")
     return [
-        *(sys.executable, "-m", "fairseq_cli.train", *options, "--save-dir", str(folder)),
+        *("fairseq_cli.train", *options, "--save-dir", str(folder)),
         *("--patience", "4", "--keep-interval-updates", "2", "--keep-last-epochs", "2"),
         *("--log-interval", "1", "--log-format", "json"),
     ]
 
 
-def train_and_kill_at(command: list[str], update: int) -> None:
+def train_and_kill_at(python: str, command: list[str], update: int) -> None:
     """Train until the log shows ``update``, then SIGKILL."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8") as process:
+    with subprocess.Popen(
+        [python, "-m", *command],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        encoding="utf-8",
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             match = re.search(r'"num_updates": "(\d+)"', line)
@@ -307,18 +317,19 @@ def train_and_kill_at(command: list[str], update: int) -> None:
 
 def test_a_run_killed_between_and_inside_epochs_ends_as_the_undisturbed_one(work, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    succeed(run(*interruptible(work, whole)))
+    succeed(python(*interruptible(work, whole)))
     expected = torch.load(whole / "checkpoint_last.pt")
     last = expected["optimizer_history"][-1]["num_updates"]
     updates_an_epoch = 12
     assert 2 * updates_an_epoch < last < 400  # patience has ended it, after several epochs
 
     command = interruptible(work, killed)
-    for update in (7, updates_an_epoch + 1, last - 4):
-        train_and_kill_at(command, update)
-    log = succeed(run(*command))
+    train_and_kill_at(sys.executable, command, 7)
+    for update in (updates_an_epoch + 1, last - 4):
+        train_and_kill_at(interpreter(), command, update)
+    log = succeed(python(*command))
     assert "early stop since valid performance" in log
-    again = run(*command)  # started after its end, it is complete
+    again = python(*command)  # started after its end, it is complete
     assert "training is complete" in succeed(again)
     state = torch.load(killed / "checkpoint_last.pt")
     assert state["optimizer_history"][-1]["num_updates"] == last

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 
-from tests.tiny import ROOT, run, sentences
+from tests.tiny import ROOT, run, scripts, sentences
 
 PREPARE = ["data", "clean", "bpe", "encode", "binarize", "sign"]
 STEPS = [*PREPARE, "train", "average", "translate", "score"]
@@ -61,8 +61,12 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def script(project: Path, name: str, *arguments: str) -> subprocess.CompletedProcess:
-    return run(project / "scripts" / name, *arguments, env={"PYTHON": sys.executable})
+def script(
+    project: Path, name: str, *arguments: str, python: str | None = None
+) -> subprocess.CompletedProcess:
+    """Run a script, with the interpreter ``python`` if that is given."""
+    environment = scripts() if python is None else {"PYTHON": python}
+    return run(project / "scripts" / name, *arguments, env=environment)
 
 
 def succeed(result: subprocess.CompletedProcess) -> str:
@@ -102,7 +106,7 @@ def test_from_raw_text_to_scores_through_a_kill(project):
     assert not (work / "manifests" / "train.json").exists()
     assert (work / "checkpoints" / "checkpoint_last.pt").is_file()
 
-    output = succeed(script(project, "reproduce.sh", "toy"))
+    output = succeed(script(project, "reproduce.sh", "toy", python=sys.executable))
     assert what_ran(output) == {
         step: "up to date" if step in PREPARE else "running" for step in STEPS
     }
@@ -125,7 +129,7 @@ def test_from_raw_text_to_scores_through_a_kill(project):
     for step in STEPS:
         assert (work / "logs" / f"{step}.log").is_file()
 
-    again = succeed(script(project, "reproduce.sh", "toy"))
+    again = succeed(script(project, "reproduce.sh", "toy", python=sys.executable))
     assert what_ran(again) == dict.fromkeys(STEPS, "up to date")
 
 

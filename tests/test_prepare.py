@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.tiny import ROOT, scripts
+
 STEPS = ["data", "clean", "bpe", "encode", "binarize", "sign"]
 DEMO_COUNTS = {"train": 24655, "valid": 500, "test": 500}
 GET = """#!/usr/bin/env bash
@@ -54,7 +55,7 @@ class Project:
         (self.root / "configs" / "recipes" / "tiny.yaml").write_text(yaml.safe_dump(recipe))
 
     def command(self, *arguments: str | Path) -> tuple[list[str], dict[str, str]]:
-        environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | scripts()
         return [str(self.root / "scripts" / "prepare.sh"), *map(str, arguments)], environment
 
     def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:

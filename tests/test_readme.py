@@ -5,11 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.tiny import ROOT, sentences
+from tests.tiny import ROOT, scripts, sentences
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(
@@ -46,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run_block(folder: Path, kind: str, text: str) -> str:
+def run_block(folder: Path, kind: str, text: str, environ: Mapping[str, str] = {}) -> str:
     tools = Path(sys.executable).parent
     environment = os.environ | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
@@ -56,7 +57,11 @@ def run_block(folder: Path, kind: str, text: str) -> str:
     }
     command = ["bash", "-euo", "pipefail", "-c"] if kind == "bash" else [sys.executable, "-c"]
     result = subprocess.run(
-        [*command, text], cwd=folder, env=environment, capture_output=True, encoding="utf-8"
+        [*command, text],
+        cwd=folder,
+        env=environment | environ,
+        capture_output=True,
+        encoding="utf-8",
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
@@ -85,7 +90,8 @@ def test_the_commands_of_the_readme_work_in_their_order(folder):
 def test_the_miniature_of_wmt14_runs_as_the_readme_says(folder):
     kind, text = BLOCKS[0]
     small = text.rstrip() + SMALL_MODEL
-    output = run_block(folder, kind, small)
+    forked = scripts()
+    output = run_block(folder, kind, small, forked)
     scores = json.loads((folder / "exp" / "wmt14" / "scores.json").read_text())
     names = ["sacreBLEU", "tokenized BLEU", "compound-split BLEU", "chrF2"]
     assert [score["name"] for score in scores["scores"]] == names
@@ -96,9 +102,10 @@ def test_the_miniature_of_wmt14_runs_as_the_readme_says(folder):
     ):
         assert change in output and change in json.dumps(scores["about"]), change
 
-    again = run_block(folder, kind, small)
+    again = run_block(folder, kind, small, forked)
     assert ": running" not in again
-    planned = run_block(folder, "bash", "scripts/reproduce.sh wmt14 --dry-run --work exp/none")
+    planning = "scripts/reproduce.sh wmt14 --dry-run --work exp/none"
+    planned = run_block(folder, "bash", planning, forked)
     assert not (folder / "exp" / "none").exists()
     for command in (
         "--vocab-size 37000",

@@ -20,7 +20,7 @@ from rope_fairseq.evaluation.read import read_generate_output
 from rope_fairseq.evaluation.report import Report, read_report, write_report
 from rope_fairseq.evaluation.score import main, score_files
 from rope_fairseq.lines import read_lines
-from tests.tiny import ROOT, call, run, tiny_work
+from tests.tiny import ROOT, call, run, scripts, tiny_work
 
 REFERENCE = [
     'Klicken Sie auf "OK" & warten Sie.',
@@ -352,9 +352,9 @@ def test_score_sh_translates_and_scores_the_test_set_of_a_recipe(tmp_path):
     options = {"tokens_per_update": "500", "+model.encoder_layers": "1"}
     (work / "model" / "train.json").write_text(json.dumps({"options": options}))
     script = (ROOT / "scripts" / "score.sh", "demo", "--work", work)
-    assert "the step average is not finished" in run(*script).stderr
+    assert "the step average is not finished" in run(*script, env=scripts()).stderr
     manifest.write(work / "manifests" / "average.json", [data], {}, [work / "model"])
-    done = run(*script)
+    done = run(*script, env=scripts())
     assert done.returncode == 0, done.stderr
     report = read_report(work / "scores.json")
     # From the model, whatever the command says.
@@ -374,7 +374,7 @@ def test_score_sh_translates_and_scores_the_test_set_of_a_recipe(tmp_path):
     other = run(ROOT / "scripts" / "score.sh", "own", "--work", work)
     assert "its corpus is own, but the model was trained on demo" in other.stderr
     data.write_text("{}")
-    assert f"{data} is not what the step average ran on" in run(*script).stderr
+    assert f"{data} is not what the step average ran on" in run(*script, env=scripts()).stderr
 
 
 def test_samples_are_taken_at_even_distances_and_shown_with_source_and_reference(

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from tests.test_distributed import UPDATES, error_lines, losses, parameters
-from tests.tiny import ROOT, run, tiny_work
+from tests.tiny import ROOT, run, scripts, tiny_work
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,9 @@ def work_folder(project: Path, name: str) -> Path:
 
 
 def train_sh(project: Path, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess:
-    env = {"PYTHON": sys.executable} | environ
+    """Processes of its own where several train together, a forked one otherwise."""
+    alone = ("--devices", "1") in zip(arguments, arguments[1:], strict=False)
+    env = (scripts() if alone else {"PYTHON": sys.executable}) | environ
     return run(project / "scripts" / "train.sh", "toy", *arguments, env=env)
 
 

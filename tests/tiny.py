@@ -21,6 +21,8 @@ from rope_fairseq.corpus.clean import clean_corpus
 from rope_fairseq.corpus.rules import Limits
 from rope_fairseq.errors import run_main
 from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE, Text
+from rope_fairseq.translate import main as translate
+from tests import forkserver
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = {
@@ -72,15 +74,34 @@ def run(*command: str | Path, **settings) -> subprocess.CompletedProcess:
     )
 
 
+def interpreter() -> str:
+    """What to call in place of ``python`` so that fairseq starts by fork (see forkserver.py)."""
+    return forkserver.interpreter(shared_folder())
+
+
 def python(module: str, *arguments: str | Path, **settings) -> subprocess.CompletedProcess:
-    """Run ``python -m module``."""
-    return run(sys.executable, "-m", module, *arguments, **settings)
+    """Run ``python -m module``, by fork where that imports fairseq."""
+    return run(interpreter(), "-m", module, *arguments, **settings)
+
+
+def fairseq(command: str, *arguments: str | Path, **settings) -> subprocess.CompletedProcess:
+    """Run one of fairseq's own commands, such as ``fairseq-train``, by fork."""
+    return run(interpreter(), Path(sys.executable).with_name(command), *arguments, **settings)
+
+
+def scripts() -> dict[str, str]:
+    """The environment in which our scripts start fairseq by fork."""
+    return forkserver.for_scripts(shared_folder())
+
+
+def shared_folder() -> Path:
+    return Path(os.environ[SHARED_FOLDER])
 
 
 @functools.cache
 def tiny_work() -> Path:
     """The folder, built once for all tests and all their processes; they must not change it."""
-    shared = Path(os.environ[SHARED_FOLDER])
+    shared = shared_folder()
     with open(shared / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         work = shared / "work"
@@ -93,7 +114,10 @@ def tiny_work() -> Path:
 
 def call(main: Callable[[], None], *arguments: str | Path) -> int:
     """Run a tool's ``main`` in this process as on the command line; its exit status."""
-    with mock.patch.object(sys, "argv", ["tool", *map(str, arguments)]):
+    replaced = {"argv": ["tool", *map(str, arguments)]}
+    if main is translate:  # it starts fairseq-generate
+        replaced["executable"] = interpreter()
+    with mock.patch.multiple(sys, **replaced):
         try:
             run_main(main)
         except SystemExit as end:
