@@ -247,7 +247,7 @@ def test_the_tables_of_a_made_measurement():
         "| 300 | rope | 4.00 | 0.50 |",
         # 10 sentences of 31 steps in 0.9 s
         "| CTranslate2 int8 | 0.900 (0.675–1.80) | 344 | 0.90 (0.68–1.80) |",
-        "| clone | 100 (75.0–200) | 1.00 (0.75–2.00) |",
+        "| copy | 100 (75.0–200) | 1.00 (0.75–2.00) |",
     ):
         assert expected in lines
 
