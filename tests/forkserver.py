@@ -32,9 +32,10 @@ from pathlib import Path
 from types import ModuleType
 
 # What Python and the libraries read while they start: a request in which one of these is not as it
-# was for the server gets a process of its own.
+# was for the server gets a process of its own. (transformers sets TORCHINDUCTOR_CACHE_DIR.)
 READ_AT_START = re.compile(
-    rb"(LANG|LC_|OMP_|MKL_|OPENBLAS_|TORCH|PYTORCH|CUDA|LD_|PYTHON(?!$|PATH$|WARNINGS$|UTF8$))"
+    rb"(LANG|LC_|OMP_|MKL_|OPENBLAS_|TORCH(?!INDUCTOR_CACHE_DIR$)|PYTORCH|CUDA|LD_)"
+    rb"|PYTHON(?!$|PATH$|WARNINGS$|UTF8$)"
     rb"|(HOME|TMPDIR|TZ|LOGLEVEL)$"
 )
 IMPORTED = (

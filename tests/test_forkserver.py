@@ -74,7 +74,12 @@ def test_a_child_sees_what_a_process_of_its_own_sees_and_nothing_of_another_chil
 
 def test_what_cannot_be_changed_after_the_start_gets_a_process_of_its_own(folder):
     words = ("rope_fairseq.run", "print('fairseq' in sys.modules)")
-    for environ in ({}, scripts(), {"PYTHONWARNINGS": "ignore"}, {"PYTHONUTF8": "1"}):
+    at_any_time = (
+        {"PYTHONWARNINGS": "ignore"},
+        {"PYTHONUTF8": "1"},
+        {"TORCHINDUCTOR_CACHE_DIR": "x"},
+    )
+    for environ in ({}, scripts(), *at_any_time):
         assert python(*words, cwd=folder, env=environ).stdout == "True\n"
     for environ in ({"OMP_NUM_THREADS": "2"}, {"PYTHONHASHSEED": "1"}, {"LC_ALL": "C"}):
         assert python(*words, cwd=folder, env=environ).stdout == "False\n"
