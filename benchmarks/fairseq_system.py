@@ -67,6 +67,15 @@ def configuration(
     return convert_namespace_to_omegaconf(namespace)
 
 
+def build(*arguments: Any) -> tuple[Any, Any, Any]:
+    """The configuration that :func:`configuration` makes of the arguments, its task, and a model
+    with random parameters, the same each time."""
+    cfg = configuration(*arguments)
+    torch.manual_seed(1)
+    task = tasks.setup_task(cfg.task)
+    return cfg, task, task.build_model(cfg.model)
+
+
 def batch(shape: Shape) -> dict[str, Any]:
     """A batch as fairseq's data sets make it."""
     source, target, shifted = pair(shape)
@@ -102,10 +111,7 @@ class Training:
         options: Sequence[str],
         user_dir: str | None = None,
     ) -> None:
-        cfg = configuration(shape, device, folder, options, user_dir)
-        torch.manual_seed(1)
-        task = tasks.setup_task(cfg.task)
-        model = task.build_model(cfg.model)
+        cfg, task, model = build(shape, device, folder, options, user_dir)
         self.trainer = Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
         self.parameters = count(model)
         self.batch = batch(shape)
@@ -138,10 +144,7 @@ class Decoding:
         options: Sequence[str],
         user_dir: str | None = None,
     ) -> None:
-        cfg = configuration(shape, device, folder, options, user_dir)
-        torch.manual_seed(1)
-        self.task = tasks.setup_task(cfg.task)
-        model = self.task.build_model(cfg.model)
+        cfg, self.task, model = build(shape, device, folder, options, user_dir)
         self.parameters = count(model)
         self.model, self.sample = model.eval(), batch(shape)
         if device == "cuda":

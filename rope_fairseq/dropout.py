@@ -18,7 +18,7 @@ STEPS = 2**16
 LEAST = 1e-3
 
 
-def keep_mask(shape: torch.Size, p: float, generator: torch.Generator | None = None) -> Tensor:
+def keep_mask(shape: torch.Size, p: float) -> Tensor:
     """Which elements stay: each is False with probability round(p·STEPS)/STEPS.
 
     Returns:
@@ -27,7 +27,7 @@ def keep_mask(shape: torch.Size, p: float, generator: torch.Generator | None = N
     count = shape.numel()
     words = torch.empty((count + 3) // 4, dtype=torch.int64)
     # From the lowest number on and without an upper end: all 64 bits are random.
-    words.random_(-(2**63), None, generator=generator)
+    words.random_(-(2**63), None)
     draws = words.view(torch.int16)[:count]
     return (draws >= round(p * STEPS) - STEPS // 2).view(shape)
 

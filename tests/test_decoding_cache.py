@@ -1,7 +1,7 @@
 """Caches of incremental decoding, and weights that are kept ready for it."""
 
 import copy
-import io
+import pickle
 
 import pytest
 import torch
@@ -271,11 +271,8 @@ def test_ready_weights_are_in_no_checkpoint_and_no_copy():
     x = torch.randn(3, 6)
     expected = layer(x)
     assert set(layer.state_dict()) == {"weight", "bias"}
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    for other in (copy.deepcopy(layer), loaded):
+    # As a process that is started for several devices gets its model.
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert other.ready is not layer.ready and other.ready._weight is None
         torch.testing.assert_close(other(x), expected)
         other.weight.zero_()
