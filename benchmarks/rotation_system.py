@@ -32,7 +32,7 @@ class Operation:
         calls: dict[str, Callable[[], object]] = {
             copied: lambda: other.copy_(x),
             turned: lambda: rotate_pairs_(queries_and_keys, rotation),
-            turned_back: lambda: rotate_pairs_(queries_and_keys, rotation.inverse()),
+            turned_back: lambda: rotate_pairs_(queries_and_keys, rotation.transpose()),
         }
         self.call = calls[operation]
         self.bytes = x.numel() * x.element_size()

@@ -1,7 +1,7 @@
 """The mathematics of attention, with and without explicit weights. No fairseq here.
 
-Both functions compute softmax(q·kᵀ/√head_dim + bias)·v under the same masks; a query whose keys
-are all masked (not: whose bias is −inf everywhere) gives 0, with finite gradients, in both.
+Both functions compute softmax(scale·q·kᵀ + bias)·v under the same masks; a query whose keys are all
+masked (not: whose bias is −inf everywhere) gives 0, with finite gradients, in both.
 """
 
 import torch
@@ -57,6 +57,7 @@ def attend(
     key_padding_mask: Tensor | None = None,
     causal: bool = False,
     bias: Tensor | None = None,
+    scale: float | None = None,
     dropout_p: float = 0.0,
 ) -> Tensor:
     """Attention by ``scaled_dot_product_attention``, which picks the kernel.
@@ -67,6 +68,7 @@ def attend(
         key_padding_mask: [batch, src_len], True at padding.
         causal: query t sees keys up to t + src_len − tgt_len only.
         bias: added to the scaled scores, broadcastable to [batch, num_heads, tgt_len, src_len].
+        scale: of the scores; by default 1/√head_dim.
         dropout_p: dropout on the attention weights.
 
     Returns:
@@ -76,7 +78,9 @@ def attend(
     is_step = tgt_len == 1 and dropout_p == 0 and not torch.is_grad_enabled()
     if is_step and query.device.type == "cpu":
         # A step of decoding is too small for the kernel's blocks: it takes twice as long.
-        weights = attention_weights(query, key, key_padding_mask=key_padding_mask, bias=bias)
+        weights = attention_weights(
+            query, key, key_padding_mask=key_padding_mask, bias=bias, scale=scale
+        )
         return torch.matmul(weights.type_as(value), value)
     if key_padding_mask is not None:
         kind = padding_kind(key_padding_mask)
@@ -86,13 +90,15 @@ def attend(
             key_padding_mask = None
     if causal and key_padding_mask is None and bias is None and tgt_len == src_len:
         return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout_p, is_causal=tgt_len > 1
+            query, key, value, dropout_p=dropout_p, is_causal=tgt_len > 1, scale=scale
         )
     mask = allowed_keys(tgt_len, src_len, key_padding_mask, causal, query.device)
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale
+    )
 
 
 def attention_weights(
@@ -102,13 +108,15 @@ def attention_weights(
     key_padding_mask: Tensor | None = None,
     causal: bool = False,
     bias: Tensor | None = None,
+    scale: float | None = None,
 ) -> Tensor:
     """The softmax weights that :func:`attend` keeps to itself, for the same arguments.
 
     Returns:
         Tensor [batch, num_heads, tgt_len, src_len], float32 (float64 for float64 input).
     """
-    scores = torch.matmul(query * query.size(-1) ** -0.5, key.transpose(2, 3))
+    scale = query.size(-1) ** -0.5 if scale is None else scale
+    scores = torch.matmul(query * scale, key.transpose(2, 3))
     if bias is not None:
         scores = scores + bias
     dtype = torch.promote_types(scores.dtype, torch.float32)

@@ -30,8 +30,8 @@ PATTERN_NAMES = {"update": "checkpoint_EPOCH_UPDATE.pt", "epoch": "checkpointEPO
 # Options of a model that change what it computes without changing a parameter's name or shape.
 # Dropout is left out: it acts in training only, and may change within a run.
 _COMPUTES = re.compile(
-    r"_name|arch|position_encoding|rope_\w+|activation_fn|no_scale_embedding|"
-    r"no_token_positional_embeddings|no_cross_attention|cross_self_attention|share_\w+|"
+    r"_name|arch|position_encoding|(?:rope|relative)_\w+|activation_fn|"
+    r"no_scale_embedding|no_token_positional_embeddings|no_cross_attention|cross_self_attention|share_\w+|"
     r"(?:en|de)coder_(?:normalize_before|attention_heads|learned_pos)"
 )
 

@@ -46,6 +46,8 @@ ACTIVATIONS = {
 }
 # Encodings that CTranslate2 computes as we do. What is added to the embeddings it takes as a table.
 ENCODINGS = ("rope", "sinusoidal", "learned", "none")
+# Scalings of rope that it computes as we do; ntk is another base.
+SCALINGS = ("none", "linear", "ntk")
 UNSERVED = ("cross_self_attention", "no_cross_attention", "adaptive_softmax_cutoff")
 # What average.sh puts into a model's folder where it is known, beside what a translation needs.
 PROVENANCE_FILES = ("data.json", "train.json")
@@ -202,11 +204,19 @@ def _options(transformer: Any, side: str) -> dict[str, Any]:
     }
     if position is not None and position.encoding == "rope":
         rotary = position.rotary_spec(side_cfg.embed_dim // side_cfg.attention_heads)
-        if rotary.scaling != "none":
-            raise UserError(f"--rope-scaling {rotary.scaling}: not exported to CTranslate2")
+        if rotary.scaling not in SCALINGS:
+            raise UserError(
+                f"--rope-scaling {rotary.scaling}: CTranslate2 has {', '.join(SCALINGS)}"
+            )
         options["rotary_dim"] = rotary.dim
         options["rotary_interleave"] = rotary.layout == "interleaved"
         options["rotary_base"] = rotary.base
+        if rotary.scaling == "ntk":
+            options["rotary_base"] *= rotary.factor ** (rotary.dim / (rotary.dim - 2))
+        elif rotary.scaling == "linear":
+            scalings = ctranslate2("specs.attention_spec").RotaryScalingType
+            options["rotary_scaling_type"] = scalings.Linear
+            options["rotary_scaling_factor"] = rotary.factor
     return options
 
 

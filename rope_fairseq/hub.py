@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rope_fairseq.checkpoint import load_checkpoint, options
 from rope_fairseq.errors import UserError
+from rope_fairseq.position import BOUNDED
 from rope_fairseq.tasks.rope_translation import RopeTranslationTask
 from rope_fairseq.text import OPTIONS_FILE, Text
 
@@ -243,7 +244,7 @@ def raised_limits(checkpoint: Path, state: Mapping[str, Any], wanted: int) -> di
         raise UserError(f"--max-source-positions {wanted}: must be at least 2")
     if wanted <= trained["max_source_positions"]:
         return {}
-    if model.get("position_encoding") == "learned" or model.get("encoder_learned_pos"):
+    if model.get("position_encoding") in BOUNDED or model.get("encoder_learned_pos"):
         raise UserError(
             f"--max-source-positions {wanted}: {checkpoint} has learned its positions, "
             f"{trained['max_source_positions']} of them"

@@ -64,8 +64,9 @@ class PositionedAttention(MultiheadAttention):
         attn_mask: Tensor | None = None,
         before_softmax: bool = False,
         need_head_weights: bool = False,
+        lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend; the arguments are those of fairseq's module.
+        """Attend; the arguments are those of fairseq's module, and ``lengths``.
 
         Args:
             query: [tgt_len, batch, embed_dim].
@@ -75,6 +76,7 @@ class PositionedAttention(MultiheadAttention):
             key_padding_mask: [batch, src_len], True at padding.
             incremental_state: the cache of incremental decoding; rotated keys are kept in it.
             attn_mask: [tgt_len, src_len], added to the scores (see ``causal`` above).
+            lengths: [batch], of the source sentences, where the encoding ``needs_lengths``.
 
         Returns:
             The output [tgt_len, batch, embed_dim], and the weights: None unless asked for, [batch,
@@ -95,7 +97,7 @@ class PositionedAttention(MultiheadAttention):
         if self.self_attention:
             if saved is not None and "prev_key" in saved:
                 offset = saved["prev_key"].size(2)
-            rotation = self.position.rotation(tgt_len, offset, query.device)
+            rotation = self.position.rotation(tgt_len, offset, query.device, lengths)
             q, k, v = self._project(query, (self.q_proj, self.k_proj, self.v_proj), rotation)
         else:
             (q,) = self._project(query, (self.q_proj,))
@@ -122,7 +124,8 @@ class PositionedAttention(MultiheadAttention):
             q = q.unflatten(0, (sentences, beams)).transpose(1, 2).flatten(2, 3)
 
         causal = self.causal and attn_mask is not None
-        bias = self.position.score_bias(q, k, offset)
+        bias = self.position.score_bias(q, k, key_padding_mask)
+        scale = (self.position.terms * self.head_dim) ** -0.5
         if attn_mask is not None and not self.causal:
             mask_bias = _additive(attn_mask, q.dtype)
             bias = mask_bias if bias is None else bias + mask_bias
@@ -134,11 +137,11 @@ class PositionedAttention(MultiheadAttention):
         explicit = dropout_p > 0 and q.device.type == "cpu"
         if need_weights or self.position.has_value_term or explicit:
             weights = attention_weights(
-                q, k, key_padding_mask=key_padding_mask, causal=causal, bias=bias
+                q, k, key_padding_mask=key_padding_mask, causal=causal, bias=bias, scale=scale
             )
             dropped = self.dropout_module(weights).type_as(v)
             out = torch.matmul(dropped, v)
-            term = self.position.value_term(dropped, offset)
+            term = self.position.value_term(dropped)
             if term is not None:
                 out = out + term
         else:
@@ -149,6 +152,7 @@ class PositionedAttention(MultiheadAttention):
                 key_padding_mask=key_padding_mask,
                 causal=causal,
                 bias=bias,
+                scale=scale,
                 dropout_p=dropout_p,
             )
 

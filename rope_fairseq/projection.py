@@ -1,7 +1,7 @@
 """Queries, keys and values in one product, split by head and rotated where they lie.
 
-The gradient is worked out by hand: the inverse rotation (the rotation is orthogonal), then the
-gradient of one linear layer. By autograd's own rules each of the three parts would be padded with
+The gradient is worked out by hand: the transpose of the rotation, then the gradient of one linear
+layer. By autograd's own rules each of the three parts would be padded with
 zeros to the size of all and added up. No fairseq here.
 """
 
@@ -58,7 +58,7 @@ class _Project(torch.autograd.Function):
         x_dtype, weight_dtype = ctx.dtypes
         grad = torch.stack(grads, dim=2)
         if ctx.rotation is not None:
-            rotate_pairs_(grad[:, :, :2], ctx.rotation.inverse())
+            rotate_pairs_(grad[:, :, :2], ctx.rotation.transpose())
         grad = grad.flatten(2).flatten(0, 1).to(weight.dtype)  # [batch·seq_len, out_features]
         grad_x = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:

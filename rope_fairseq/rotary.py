@@ -1,16 +1,25 @@
 """Rotary position embedding: frequencies, cos/sin tables and the rotation.
 
-Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv
-2104.09864, section 3.2.2, equations 14, 15 and 34. This file knows nothing of fairseq.
+Sources: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv
+2104.09864, section 3.2.2, equations 14, 15 and 34; for sentences longer than those trained with,
+Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
+arXiv 2306.15595, section 2.3, and Peng et al., "YaRN: Efficient Context Window Extension of Large
+Language Models", arXiv 2309.00071, section 3. This file knows nothing of fairseq.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 LAYOUTS = ("interleaved", "half")
-SCALINGS = ("none",)
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")
+
+# YaRN keeps the frequency of pairs that turn more than BETA_FAST times within the length trained
+# with, and divides that of pairs that turn less than BETA_SLOW times. The paper's section 3.2 and
+# its authors' code have them as beta and alpha.
+BETA_FAST, BETA_SLOW = 32, 1
 
 
 @dataclass(frozen=True)
@@ -23,13 +32,19 @@ class RotarySpec:
         base: the 10000 of theta_i = base^(-2(i-1)/dim), positive.
         layout: which channels form a pair. ``interleaved`` is the paper's (x1,x2), (x3,x4), …;
             ``half`` is LLaMA's x_i with x_{i+dim/2}. They differ by :func:`layout_permutation`.
-        scaling: how the frequencies are changed for longer sequences; ``none``.
+        scaling: how the frequencies are changed for longer sentences, see
+            :func:`inverse_frequencies` and :func:`dynamic_table`.
+        factor: how many times longer sentences become, at least 1; without effect under ``none``.
+        original_max_positions: the length that the model was trained with; ``dynamic`` and
+            ``yarn`` need it.
     """
 
     dim: int
     base: float = 10000.0
     layout: str = "interleaved"
     scaling: str = "none"
+    factor: float = 1.0
+    original_max_positions: int | None = None
 
     def __post_init__(self) -> None:
         if self.dim <= 0 or self.dim % 2:
@@ -40,21 +55,102 @@ class RotarySpec:
             raise ValueError(f"layout {self.layout}: choose from {', '.join(LAYOUTS)}")
         if self.scaling not in SCALINGS:
             raise ValueError(f"scaling {self.scaling}: choose from {', '.join(SCALINGS)}")
+        if not 1 <= self.factor < float("inf"):
+            raise ValueError(f"scaling factor {self.factor}: must be a number of at least 1")
+        original = self.original_max_positions
+        if original is None:
+            if self.scaling in ("dynamic", "yarn"):
+                raise ValueError(f"scaling {self.scaling}: needs original_max_positions")
+        elif original < 1:
+            raise ValueError(f"original_max_positions {original}: must be at least 1")
+        if self.scaling in ("ntk", "dynamic") and self.dim == 2:
+            # The base is scaled by a power of dim/(dim - 2).
+            raise ValueError(f"scaling {self.scaling}: needs at least 4 rotated channels, not 2")
+        if self.scaling == "yarn" and self.base <= 1:
+            raise ValueError(f"base {self.base}: must be above 1 with scaling yarn")
 
 
 def inverse_frequencies(spec: RotarySpec) -> Tensor:
-    """theta_i = base^(-2(i-1)/dim) for i = 1..dim/2 (equation 15).
+    """theta_i = base^(-2(i-1)/dim) for i = 1..dim/2 (RoFormer, equation 15), scaled by s = factor.
+
+    ``linear``: theta_i / s, position interpolation (arXiv 2306.15595, equation 4: position m
+    becomes m/s).
+
+    ``ntk``: "NTK-aware" interpolation, the base times s^(dim/(dim-2)) (arXiv 2309.00071, section
+    3.1). The highest frequency stays as it is and the lowest is divided by s.
+
+    ``yarn``: "NTK-by-parts" (section 3.2): theta_i where a pair turns often within the length
+    trained with, theta_i / s where it turns less than once, a mixture in between. As the authors'
+    code and Hugging Face Transformers have it and the paper's text does not:
+
+    - the mixture (equations 11 and 13 of the paper) is linear in the pair's index, not in its
+      number of turns;
+    - the ends of the mixture are rounded to whole indices, outwards.
+
+    Where these ends fall outside the table and change places, which is so with
+    ``original_max_positions`` below 2 pi or a base near 1, the two programs do the opposite of the
+    text; here the step between the two kinds of pairs is then at the lower end.
+
+    ``dynamic``: unscaled; the scale depends on each sentence, see :func:`dynamic_table`.
 
     Returns:
         Tensor [dim/2], float64, on the CPU.
     """
-    exponent = torch.arange(0, spec.dim, 2, dtype=torch.float64, device="cpu") / spec.dim
+    device = torch.device("cpu")
+    theta = _unscaled_frequencies(spec, device)
+    if spec.scaling == "linear":
+        return theta / spec.factor
+    if spec.scaling == "ntk":
+        return theta * spec.factor ** -_ntk_exponents(spec, device)
+    if spec.scaling == "yarn":
+        ramp = _yarn_ramp(spec)
+        return theta * (1 - ramp) + theta / spec.factor * ramp
+    return theta
+
+
+def _unscaled_frequencies(spec: RotarySpec, device: torch.device) -> Tensor:
+    exponent = torch.arange(0, spec.dim, 2, dtype=torch.float64, device=device) / spec.dim
     return spec.base**-exponent
 
 
-# One table for each (base, dim, scaling, device), shared by all layers of all models. It lives
-# here and not in a module's buffer so that .half(), state_dict() and deepcopy() do not see it.
-_TABLES: dict[tuple[float, int, str, torch.device], Tensor] = {}
+def _ntk_exponents(spec: RotarySpec, device: torch.device) -> Tensor:
+    """2(i-1)/(dim-2), from 0 to 1 [dim/2].
+
+    base·s^(dim/(dim-2)) to the power of -2(i-1)/dim is theta_i·s^-(2(i-1)/(dim-2)).
+    """
+    return torch.arange(0, spec.dim, 2, dtype=torch.float64, device=device) / (spec.dim - 2)
+
+
+def _yarn_ramp(spec: RotarySpec) -> Tensor:
+    """How far each pair is interpolated: 0 not at all, 1 wholly [dim/2]."""
+    assert spec.original_max_positions is not None
+
+    def index(turns: int) -> float:
+        """The pair, counted from 0, that turns so often within the length trained with."""
+        assert spec.original_max_positions is not None
+        ratio = spec.original_max_positions / (turns * 2 * math.pi)
+        return spec.dim * math.log(ratio) / (2 * math.log(spec.base))
+
+    low = max(math.floor(index(BETA_FAST)), 0)
+    high = max(min(math.ceil(index(BETA_SLOW)), spec.dim - 1), low)
+    pair = torch.arange(spec.dim // 2, dtype=torch.float64, device="cpu")
+    # Equal ends are a step between two pairs; the authors part them by 0.001 too.
+    return ((pair - low) / (high - low or 0.001)).clamp(0, 1)
+
+
+def attention_factor(spec: RotarySpec) -> float:
+    """What cos and sin are multiplied by: 0.1·ln(s) + 1 for ``yarn``, else 1.
+
+    Queries and keys are both turned, so scores are multiplied by the square: the temperature 1/t
+    of arXiv 2309.00071, equation 15, where sqrt(1/t) = 0.1·ln(s) + 1. With ``dim`` below the head
+    dimension only the rotated channels' part of a score is, as in Hugging Face Transformers.
+    """
+    return 0.1 * math.log(spec.factor) + 1 if spec.scaling == "yarn" else 1.0
+
+
+# One table for each device and all of a spec but its layout, shared by all layers of all models. It
+# lives here and not in a module's buffer so that .half(), state_dict() and deepcopy() do not see it.
+_TABLES: dict[tuple[int, float, str, float, int | None, torch.device], Tensor] = {}
 
 
 def rotation_table(spec: RotarySpec, length: int, device: torch.device) -> Tensor:
@@ -62,11 +158,18 @@ def rotation_table(spec: RotarySpec, length: int, device: torch.device) -> Tenso
 
     The angles are computed in float64: a float32 angle alone is off by 2e-4 at position 4096.
 
+    Args:
+        spec: any scaling but ``dynamic``, which has no one table: see :func:`dynamic_table`.
+
     Returns:
-        Tensor [length, dim/2, 2] (last axis: cos, sin), float32 whatever the model's dtype.
+        Tensor [length, dim/2, 2] (last axis: cos, sin), float32 whatever the model's dtype; for
+        ``yarn`` both are multiplied by :func:`attention_factor`.
     """
+    if spec.scaling == "dynamic":
+        raise ValueError("scaling dynamic: the table depends on the sentences' lengths")
     device = torch.device(device)
-    key = (spec.base, spec.dim, spec.scaling, device)
+    factor, original = spec.factor, spec.original_max_positions
+    key = (spec.dim, spec.base, spec.scaling, factor, original, device)
     table = _TABLES.get(key)
     if table is None or table.size(0) < length:
         capacity = max(length, 256 if table is None else 2 * table.size(0))
@@ -74,9 +177,47 @@ def rotation_table(spec: RotarySpec, length: int, device: torch.device) -> Tenso
         with torch.inference_mode(False), torch.no_grad():
             position = torch.arange(capacity, dtype=torch.float64, device="cpu")
             angle = torch.outer(position, inverse_frequencies(spec))
-            table = torch.stack((angle.cos(), angle.sin()), dim=-1).to(torch.float32).to(device)
+            table = _cos_sin(angle, attention_factor(spec)).to(device)
         _TABLES[key] = table
     return table[:length]
+
+
+def _cos_sin(angle: Tensor, factor: float = 1.0) -> Tensor:
+    """factor·cos and factor·sin of float64 angles [...], in float32 [..., 2], rounded once."""
+    return (torch.stack((angle.cos(), angle.sin()), dim=-1) * factor).to(torch.float32)
+
+
+def dynamic_table(spec: RotarySpec, lengths: Tensor, seq_len: int, offset: int) -> Tensor:
+    """The table of each sentence of a batch under the scaling ``dynamic``.
+
+    A sentence of length L above L0 = original_max_positions has the base times
+    (a·L/L0 - (a-1))^(dim/(dim-2)), a the factor ("Dynamic NTK"; the formula is that of Hugging
+    Face Transformers, where L is the longest of the batch; arXiv 2309.00071, section 3.3, has
+    L/L0, which is a = 1). One of at most L0 tokens has, to the bit, the table of ``none``,
+    whatever other sentences are in its batch.
+
+    Nothing here waits for a GPU.
+
+    Args:
+        lengths: [batch], the length L of each sentence; the table is made on its device.
+        seq_len: number of positions.
+        offset: the first of them.
+
+    Returns:
+        Tensor [batch, seq_len, dim/2, 2] (last axis: cos, sin), float32.
+    """
+    assert spec.scaling == "dynamic" and spec.original_max_positions is not None
+    original, device, end = spec.original_max_positions, lengths.device, offset + seq_len
+    unscaled = rotation_table(RotarySpec(spec.dim, spec.base), end, device)[offset:]
+    # Outside inference mode: see rotation_table.
+    with torch.inference_mode(False), torch.no_grad():
+        # [batch, 1], not below 1; the same as a·L/L0 - (a-1), and exact where L is L0
+        excess = (lengths.double() - original).clamp(min=0)[:, None]
+        scale = 1 + spec.factor * excess / original
+        theta = _unscaled_frequencies(spec, device) * scale ** -_ntk_exponents(spec, device)
+        position = torch.arange(offset, end, dtype=torch.float64, device=device)
+        scaled = _cos_sin(position[:, None] * theta[:, None])
+        return torch.where(excess[..., None, None] > 0, scaled, unscaled)
 
 
 @dataclass(frozen=True)
@@ -92,8 +233,12 @@ class Rotation:
     table: Tensor
     layout: str
 
-    def inverse(self) -> "Rotation":
-        """The rotation back; as a rotation is orthogonal, this is its transpose too."""
+    def transpose(self) -> "Rotation":
+        """The transpose, by which a gradient goes back through :func:`rotate_pairs`.
+
+        It is the rotation back wherever the table is not scaled; ``yarn`` scales it by f =
+        :func:`attention_factor`, so that turning there and back multiplies by f².
+        """
         cos, sin = self.table.unbind(-1)
         return Rotation(torch.stack((cos, -sin), dim=-1), self.layout)
 

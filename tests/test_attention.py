@@ -9,12 +9,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rope_fairseq.attention import attend, attention_weights, causal_mask, padding_kind
 from rope_fairseq.multihead_attention import PositionedAttention
-from rope_fairseq.position import PositionEncoding, PositionOptions, build_position_encoding
+from rope_fairseq.position import (
+    PositionEncoding,
+    PositionOptions,
+    Side,
+    build_position_encoding,
+)
 from rope_fairseq.projection import is_plain_linear
 from rope_fairseq.rotary import RotarySpec, Rotation
 from tests.rotations import rotate
 
 HEADS, DIM = 4, 32
+ENCODER = Side(DIM, HEADS, bidirectional=True)
 
 
 def padding(lengths: list[int], width: int, left: bool = False) -> torch.Tensor:
@@ -112,7 +118,7 @@ def make(kind: str, stock: bool, encoding: str = "none", **options):
     else:
         position = None
         if kind != "cross":
-            position = build_position_encoding(PositionOptions(encoding), DIM // HEADS)
+            position = build_position_encoding(PositionOptions(encoding), ENCODER)
         module = PositionedAttention(
             DIM, HEADS, position=position, causal=kind == "decoder", **kwargs, **options
         )
@@ -161,7 +167,7 @@ def test_queries_and_keys_are_rotated_after_projection_per_head_and_values_are_n
     options = PositionOptions("rope", rope_base=50.0, rope_layout=layout, rope_fraction=0.5)
     torch.manual_seed(4)
     module = PositionedAttention(
-        DIM, HEADS, position=build_position_encoding(options, DIM // HEADS), self_attention=True
+        DIM, HEADS, position=build_position_encoding(options, ENCODER), self_attention=True
     )
     x = torch.randn(6, 2, DIM)
     out, _ = module(x, x, x, need_weights=False)
@@ -179,7 +185,7 @@ def test_cross_attention_is_not_rotated():
         PositionedAttention(
             DIM,
             HEADS,
-            position=build_position_encoding(PositionOptions("rope"), DIM // HEADS),
+            position=build_position_encoding(PositionOptions("rope"), ENCODER),
             encoder_decoder_attention=True,
         )
     assert type(make("cross", False).position) is PositionEncoding
@@ -276,16 +282,16 @@ class AddedDistance(PositionEncoding):
 
     has_value_term = True
 
-    def rotation(self, seq_len, offset, device):
+    def rotation(self, seq_len, offset, device, lengths=None):
         # Not a rotation, but as linear: half of each channel.
         return Rotation(torch.tensor([0.5, 0.0]).expand(seq_len, 1, 1, 4, 2), "half")
 
-    def score_bias(self, query, key, offset):
-        m = torch.arange(query.size(2))[:, None] + offset
+    def score_bias(self, query, key, key_padding_mask):
         n = torch.arange(key.size(2))[None, :]
+        m = n[0, -query.size(2) :, None]
         return -(m - n).abs().float()
 
-    def value_term(self, weights, offset):
+    def value_term(self, weights):
         return weights.sum(-1, keepdim=True) * 3.0
 
 
@@ -360,7 +366,7 @@ def test_the_fast_kernels_serve_every_mask_on_a_gpu(mask, causal, backend, dtype
 
 @gpu
 def test_a_step_of_self_attention_does_not_wait_for_the_gpu():
-    position = build_position_encoding(PositionOptions("rope"), DIM // HEADS)
+    position = build_position_encoding(PositionOptions("rope"), ENCODER)
     module = PositionedAttention(DIM, HEADS, position=position, self_attention=True).cuda()
     x = torch.randn(6, 2, DIM, device="cuda", requires_grad=True)
     module(x, x, x, need_weights=False)[0].sum().backward()  # makes the table

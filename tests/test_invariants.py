@@ -150,9 +150,9 @@ def test_rope_scores_are_the_same_when_all_positions_are_shifted(small, monkeypa
     original = position.rotation
     seen = []
 
-    def shifted(self, seq_len, offset, device):
+    def shifted(self, seq_len, offset, device, lengths):
         seen.append(offset)
-        return original(self, seq_len, offset + 1000, device)
+        return original(self, seq_len, offset + 1000, device, lengths)
 
     monkeypatch.setattr(position, "rotation", shifted)
     assert_equal(log_probs(model, source, target), expected, 1e-4)

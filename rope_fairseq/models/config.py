@@ -12,13 +12,14 @@ from fairseq.models.transformer.transformer_config import (
 )
 
 from rope_fairseq.position import ENCODINGS, PositionOptions
+from rope_fairseq.position.options import BUCKETED, MAX_DISTANCES
 from rope_fairseq.precision import COMPUTE_DTYPES
 from rope_fairseq.rotary import LAYOUTS, SCALINGS
 
 _DEFAULT = PositionOptions()
 
 #: Options of ours: name, type, default, help.
-OWN_FIELDS: tuple[tuple[str, type, Any, str], ...] = (
+OWN_FIELDS: tuple[tuple[str, Any, Any, str], ...] = (
     (
         "position_encoding",
         str,
@@ -50,6 +51,39 @@ OWN_FIELDS: tuple[tuple[str, type, Any, str], ...] = (
         str,
         _DEFAULT.rope_scaling,
         f"change of the rotary frequencies for longer sentences; one of {', '.join(SCALINGS)}",
+    ),
+    (
+        "rope_scaling_factor",
+        Optional[float],  # noqa: UP045 (fairseq reads no "| None")
+        _DEFAULT.rope_scaling_factor,
+        "how many times longer sentences become; at least 1; linear, ntk and yarn need it, dynamic "
+        "takes 1 without it",
+    ),
+    (
+        "rope_original_max_positions",
+        Optional[int],  # noqa: UP045
+        _DEFAULT.rope_original_max_positions,
+        "length that the model was trained with, in tokens; dynamic and yarn need it",
+    ),
+    (
+        "rope_target_extra",
+        int,
+        _DEFAULT.rope_target_extra,
+        "dynamic scaling takes the length of a translation to be that of its source plus this; at "
+        "least 0",
+    ),
+    (
+        "relative_max_distance",
+        Optional[int],  # noqa: UP045
+        _DEFAULT.relative_max_distance,
+        "distance from which on all are alike; at least 1; default "
+        + ", ".join(f"{distance} with {name}" for name, distance in MAX_DISTANCES.items()),
+    ),
+    (
+        "relative_buckets",
+        int,
+        _DEFAULT.relative_buckets,
+        f"buckets of distances with {' and '.join(BUCKETED)}; even, at least 4",
     ),
     (
         "compute_dtype",

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from rope_fairseq.dropout import Dropout, add_dropped
 from rope_fairseq.multihead_attention import PositionedAttention
-from rope_fairseq.position import PositionOptions, build_position_encoding
+from rope_fairseq.position import Side, build_position_encoding, build_shared
 from rope_fairseq.precision import computing_in
 from rope_fairseq.ready_linear import make_linears_ready
+from rope_fairseq.remembered import remembered
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,10 @@ logger = logging.getLogger(__name__)
 def _self_attention(
     layer: nn.Module, embed_dim: int, side: Any, cfg: Any, causal: bool
 ) -> PositionedAttention:
-    options: PositionOptions = cfg.position_options
+    """Without a position encoding, which the encoder or decoder gives it."""
     return PositionedAttention(
         embed_dim,
         side.attention_heads,
-        position=build_position_encoding(options, embed_dim // side.attention_heads),
         causal=causal,
         dropout=cfg.attention_dropout,
         self_attention=True,
@@ -62,6 +62,21 @@ class _SubLayers:
         out, weights = attention(query=query, value=arguments["key"], **arguments)
         out = add_dropped(x, out.transpose(0, 1), self.dropout_module.active_p)
         return (out if self.normalize_before else norm(out)), weights
+
+    def _lengths(self: Any, source: Tensor, padding_mask: Tensor | None) -> Tensor | None:
+        """Tokens of each source sentence [batch], where the position encoding needs them.
+
+        Args:
+            source: [batch, src_len, embed_dim].
+            padding_mask: [batch, src_len], True at padding.
+        """
+        if not self.self_attn.position.needs_lengths:
+            return None
+        if padding_mask is None:
+            return torch.full(source.shape[:1], source.size(1), device=source.device)
+        # One tensor for all layers, which remember with it what they compute from it.
+        mask = padding_mask.to(torch.bool)
+        return remembered(padding_mask, "lengths", lambda: (~mask).sum(1))
 
     def _feed_forward(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         """The feed-forward sub-layer, and its result before the residual sum."""
@@ -98,6 +113,7 @@ class RopeEncoderLayer(_SubLayers, TransformerEncoderLayerBase):
                 key_padding_mask=encoder_padding_mask,
                 need_weights=False,
                 attn_mask=None if attn_mask is None else attn_mask.to(torch.bool),
+                lengths=self._lengths(x, encoder_padding_mask),
             )
             x, result = self._feed_forward(x)
         x = x.transpose(0, 1)
@@ -149,7 +165,9 @@ class RopeDecoderLayer(_SubLayers, TransformerDecoderLayerBase):
         cross-attention, None unless asked for."""
         if prev_self_attn_state is not None or prev_attn_state is not None:
             raise NotImplementedError("RopeDecoderLayer keeps its cache in incremental_state")
-        weights = None
+        weights = lengths = None
+        if encoder_out is not None:
+            lengths = self._lengths(encoder_out.transpose(0, 1), encoder_padding_mask)
         x = x.transpose(0, 1).contiguous()
         with computing_in(self.compute_dtype, x):
             x, _ = self._attend(
@@ -160,6 +178,7 @@ class RopeDecoderLayer(_SubLayers, TransformerDecoderLayerBase):
                 incremental_state=incremental_state,
                 need_weights=False,
                 attn_mask=self_attn_mask,
+                lengths=lengths,
             )
             if self.encoder_attn is not None and encoder_out is not None:
                 x, weights = self._attend(
@@ -189,13 +208,45 @@ def _wrap(layer: nn.Module, cfg: Any) -> nn.Module:
     )
 
 
-def _drop_unused_positions(module: Any, state_dict: dict[str, Tensor], name: str) -> None:
-    """Absolute positions of a stock checkpoint mean nothing to an encoding that has none."""
-    if module.embed_positions is None:
-        prefix = f"{name}.embed_positions."
-        for key in [k for k in state_dict if k.startswith(prefix)]:
-            logger.info("dropping %s of the checkpoint: no absolute position embedding here", key)
+class _CarriesPositions:
+    """What encoder and decoder have in common: their layers' position encoding, and loading
+    checkpoints of models with another one."""
+
+    def _give_position(self: Any, layer: Any, side: Side, cfg: Any) -> None:
+        """Let a new layer's self-attention carry the encoding."""
+        if not hasattr(self, "shared_positions"):  # the first layer
+            self.shared_positions = build_shared(cfg.position_options, side)
+        layer.self_attn.position = build_position_encoding(
+            cfg.position_options, side, self.shared_positions
+        )
+
+    def upgrade_state_dict_named(
+        self: Any, state_dict: dict[str, Tensor], name: str
+    ) -> dict[str, Tensor]:
+        """Positions of a checkpoint mean nothing to another encoding: they are dropped, and this
+        one begins with its initial values."""
+
+        def of_positions(key: str) -> bool:
+            parts = key.removeprefix(f"{name}.").split(".")
+            return key.startswith(f"{name}.") and (
+                parts[0] in ("embed_positions", "shared_positions") or "position" in parts
+            )
+
+        own = {f"{name}.{key}": tensor for key, tensor in self.state_dict().items()}
+        wanted = {key for key in own if of_positions(key)}
+        stored = {key for key in state_dict if of_positions(key)}
+        for key in sorted(stored - wanted):
+            logger.info("dropping %s of the checkpoint: not of this position encoding", key)
             del state_dict[key]
+        # Where the checkpoint has some of them, the others are missing by mistake.
+        if not stored & wanted:
+            for key in sorted(wanted):
+                logger.warning("%s is not in the checkpoint: begins with its initial value", key)
+                state_dict[key] = own[key]
+        upgraded: dict[str, Tensor] = super().upgrade_state_dict_named(  # type: ignore[misc]
+            state_dict, name
+        )
+        return upgraded
 
 
 def _prepare(side: Any) -> None:
@@ -205,22 +256,20 @@ def _prepare(side: Any) -> None:
         side.layer_norm.__class__ = _BatchFirstNorm
 
 
-class RopeEncoder(TransformerEncoderBase):
+class RopeEncoder(_CarriesPositions, TransformerEncoderBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         _prepare(self)
 
     def build_encoder_layer(self, cfg: Any) -> nn.Module:
-        return _wrap(RopeEncoderLayer(cfg, return_fc=self.return_fc), cfg)
-
-    def upgrade_state_dict_named(
-        self, state_dict: dict[str, Tensor], name: str
-    ) -> dict[str, Tensor]:
-        _drop_unused_positions(self, state_dict, name)
-        return super().upgrade_state_dict_named(state_dict, name)
+        layer = RopeEncoderLayer(cfg, return_fc=self.return_fc)
+        size = cfg.encoder
+        side = Side(size.embed_dim, size.attention_heads, True, cfg.max_source_positions)
+        self._give_position(layer, side, cfg)
+        return _wrap(layer, cfg)
 
 
-class RopeDecoder(TransformerDecoderBase):
+class RopeDecoder(_CarriesPositions, TransformerDecoderBase):
     """fairseq's decoder, which computes attention weights only for a reader.
 
     fairseq always asks the last layer for its weights, in training too. Here they are computed
@@ -234,7 +283,11 @@ class RopeDecoder(TransformerDecoderBase):
         self.need_attn = True
 
     def build_decoder_layer(self, cfg: Any, no_encoder_attn: bool = False) -> nn.Module:
-        return _wrap(RopeDecoderLayer(cfg, no_encoder_attn), cfg)
+        layer = RopeDecoderLayer(cfg, no_encoder_attn)
+        size = cfg.decoder
+        side = Side(size.embed_dim, size.attention_heads, False, cfg.max_target_positions)
+        self._give_position(layer, side, cfg)
+        return _wrap(layer, cfg)
 
     def make_generation_fast_(
         self, need_attn: bool = False, beamable_mm_beam_size: int | None = None, **kwargs: Any
@@ -273,9 +326,3 @@ class RopeDecoder(TransformerDecoderBase):
             alignment_layer,
             alignment_heads,
         )
-
-    def upgrade_state_dict_named(
-        self, state_dict: dict[str, Tensor], name: str
-    ) -> dict[str, Tensor]:
-        _drop_unused_positions(self, state_dict, name)
-        return super().upgrade_state_dict_named(state_dict, name)

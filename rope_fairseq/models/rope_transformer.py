@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+from dataclasses import fields
 from typing import Any
 
 from fairseq.dataclass.utils import eval_str_list, gen_parser_from_dataclass
@@ -13,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.config import SIZES, RopeTransformerConfig, fill_sizes
 from rope_fairseq.models.layers import RopeDecoder, RopeEncoder
-from rope_fairseq.position import PositionOptions
+from rope_fairseq.position import ABSOLUTE, PositionOptions
 from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES
 
 logger = logging.getLogger(__name__)
@@ -44,18 +45,15 @@ class RopeTransformerModel(TransformerModelBase):
             UserError: an option is outside its range, unknown, or not served by this model.
         """
         options = _resolve(cfg)
+        names = [option.name for option in fields(PositionOptions) if option.name != "encoding"]
         position = PositionOptions(
-            encoding=options.position_encoding,
-            rope_base=options.rope_base,
-            rope_layout=options.rope_layout,
-            rope_fraction=options.rope_fraction,
-            rope_scaling=options.rope_scaling,
+            options.position_encoding, **{name: getattr(options, name) for name in names}
         )
         _refuse_unserved(options, task)
         _check_precision(options, cfg._get_parent() if isinstance(cfg, DictConfig) else None)
         nested = TransformerConfig.from_namespace(argparse.Namespace(**vars(options)))
         # fairseq's own switches for absolute positions follow the encoding.
-        nested.no_token_positional_embeddings = position.encoding in ("rope", "none")
+        nested.no_token_positional_embeddings = position.encoding not in ABSOLUTE
         nested.encoder.learned_pos = nested.decoder.learned_pos = position.encoding == "learned"
         nested.position_options = position
         nested.compute_dtype = options.compute_dtype
