@@ -2,9 +2,10 @@
 # make demo                     a model in minutes: trained, averaged, translated, scored
 # make test, make lint          the checks
 # make bench                    time and memory beside other systems, into README.md (make bench-full: more)
+# make bench-encodings          parameters and time of all position encodings, into README.md
 # make clean                    remove .venv, caches and build output; exp/ (your runs) stays
 
-.PHONY: venv demo test lint bench bench-full clean
+.PHONY: venv demo test lint bench bench-full bench-encodings clean
 
 venv: .venv/.complete
 
@@ -26,6 +27,9 @@ bench: venv
 
 bench-full: venv
 	@.venv/bin/python -m benchmarks.bench --full --output results/bench-full.json --page docs/speed.md
+
+bench-encodings: venv
+	@.venv/bin/python -m benchmarks.bench --only encodings --output results/encodings.json --page README.md
 
 clean:
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache && find . -name __pycache__ -prune -exec rm -rf {} +

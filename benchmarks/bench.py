@@ -10,7 +10,8 @@ exit status 1.
 
     --full    longer sentences, a small vocabulary, bfloat16 on any processor, Eole
     --quick   minute models, to see that everything runs; the numbers mean nothing
-    --only    training, memory, decoding or rotation
+    --only    training, memory, decoding, rotation or encodings; encodings is done only where it
+              is named: all position encodings, for the README's table (see encodings_table.py)
 """
 
 import json
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import ROOT, machine, plan, table
+from benchmarks import ROOT, encodings_table, machine, plan, table
 from benchmarks.plan import Comparison, System
 from benchmarks.rounds import Worker, WorkerError, Workers, interleave, ratios, spread
 from benchmarks.shapes import of_tokens
@@ -32,6 +33,7 @@ from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
 
 PARTS = ("training", "memory", "decoding", "rotation")
+ONLY_NAMED = ("encodings",)
 EOLE_PACKAGES = ("eole==0.6.4", "aiohttp")
 SMALL_TOKENS = 60
 
@@ -66,7 +68,7 @@ class Bench:
                 if comparison.kind == "decoding" and name == plan.EXPORTED_BY:
                     worker.ask("export", name, to=str(model))
                 # The first call, not timed: it warms up, and finds what fails.
-                first = "kernels" if comparison.kind == "training" else "first"
+                first = "kernels" if comparison.kind in plan.TRAININGS else "first"
                 built[name] = facts | worker.ask(first, name)
             except (WorkerError, OSError) as error:
                 self.leave_out(describe(comparison), name, error)
@@ -88,7 +90,11 @@ class Bench:
                 systems[name]["ratio"] = ratios(values, seconds[reference])
         if NONE_AND_ROPE <= seconds.keys():
             systems[plan.ROPE]["ratio_to_none"] = ratios(seconds[plan.ROPE], seconds[plan.NONE])
-        return record(comparison) | {"systems": systems}
+        found = record(comparison) | {"systems": systems}
+        if comparison.kind == "encodings" and workers:  # one process for all
+            name, shared = next(iter(workers.items()))
+            found["peak_bytes"] = shared.ask("peak", name)["bytes"]
+        return found
 
     def measure_memory(self, comparison: Comparison) -> dict[str, Any]:
         """The peak of a process that does two updates: a small one, which makes the optimizer's
@@ -212,7 +218,7 @@ def main() -> None:
     group.add_argument("--full", action="store_true")
     group.add_argument("--quick", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART")
+    parser.add_argument("--only", nargs="+", choices=PARTS + ONLY_NAMED, metavar="PART")
     parser.add_argument("--rounds", type=int, help="default: 7 on a CPU, 15 on a GPU")
     parser.add_argument("--output", type=Path, required=True, metavar="JSON")
     parser.add_argument("--page", type=Path)
@@ -223,7 +229,9 @@ def main() -> None:
         result, missing = run(args, mode, Path(folder))
     with replacing(args.output) as file:
         file.write((json.dumps(result, indent=1) + "\n").encode())
-    table.show(args.output, [args.page] if args.page else [])
+    pages = [args.page] if args.page else []
+    show = encodings_table.show if args.only == ["encodings"] else table.show
+    show(args.output, pages)
     if missing:
         sys.exit(1)
 

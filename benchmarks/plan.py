@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
+from benchmarks.encodings import SOURCES
 from benchmarks.shapes import Shape, Size, of_tokens
 
 BASE = Size(embed_dim=512, ffn_dim=2048, layers=6, heads=8, vocabulary=37000)
@@ -19,6 +20,9 @@ BFLOAT16 = "rope, bfloat16"
 SEARCH, SEARCH_BFLOAT16 = "rope, task rope_translation", "rope, task rope_translation, bfloat16"
 FLOAT32, INT8 = "CTranslate2 float32", "CTranslate2 int8"
 EXPORTED_BY = "rope"
+
+# Kinds of comparisons in which a call is an update.
+TRAININGS = ("training", "encodings")
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,15 @@ def decoding_systems(bfloat16: bool, marian: bool, threads: int) -> dict[str, Sy
     return {name: replace(system, work="Decoding") for name, system in systems.items()}
 
 
+def encoding_systems() -> dict[str, System]:
+    """A model of each position encoding, the first of them the one that ratios are to.
+
+    All in one process: what each holds between its calls is parameters, gradients and Adam's
+    moments, and the rest of an update's memory, which a process keeps, is there once.
+    """
+    return {name: replace(ours(name), process="encodings") for name in SOURCES}
+
+
 def only(systems: dict[str, System], *names: str) -> dict[str, System]:
     return {name: system for name, system in systems.items() if name in names}
 
@@ -156,6 +169,7 @@ def make(mode: str, device: str, bfloat16: bool, threads: int, eole: bool) -> Pl
     comparisons.append(Comparison("decoding", size_name(base), shape, decoding))
     large = of_tokens(base, memory_tokens, 30)
     comparisons.append(Comparison("rotation", size_name(base), large, rotation_systems()))
+    comparisons.append(Comparison("encodings", size_name(base), large, encoding_systems()))
     memory = only(systems, STOCK, ROPE, MARIAN, BFLOAT16)
     if mode == "quick":  # starting a process takes longer than all that it does
         comparisons = [share_processes(comparison) for comparison in comparisons]

@@ -110,7 +110,7 @@ def targets(record: dict[str, Any]) -> list[str]:
 def training(record: dict[str, Any]) -> list[str]:
     rows = []
     for comparison in record["comparisons"]:
-        if comparison["kind"] != "training":
+        if comparison["kind"] not in plan.TRAININGS:
             continue
         shape = comparison["shape"]
         where = (
@@ -211,6 +211,22 @@ def block(page: str, name: str) -> str:
     return page.partition(begin)[2].partition(end)[0]
 
 
+def write(path: Path, name: str, text: str) -> None:
+    """Put a text between the marks of a page.
+
+    Raises:
+        UserError: the page has no such marks.
+    """
+    begin, end = marks(name)
+    page = path.read_text(encoding="utf-8")
+    try:
+        old = block(page, name)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    with replacing(path) as file:
+        file.write(page.replace(begin + old + end, begin + text + end).encode())
+
+
 def show(source: Path, pages: Sequence[Path]) -> None:
     """Write the tables of a measurement into pages, or print them where there is none.
 
@@ -223,15 +239,8 @@ def show(source: Path, pages: Sequence[Path]) -> None:
         raise UserError(f"{source}: not written by benchmarks.bench: {error!r}") from None
     if not pages:
         print(text)
-    begin, end = marks(source.stem)
     for path in pages:
-        page = path.read_text(encoding="utf-8")
-        try:
-            old = block(page, source.stem)
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        with replacing(path) as file:
-            file.write(page.replace(begin + old + end, begin + text + end).encode())
+        write(path, source.stem, text)
 
 
 def main() -> None:

@@ -282,7 +282,7 @@ def test_the_plan_of_make_bench_is_what_was_asked_for():
     assert where == [
         *(("training", "base", 37000, 30, dropout) for dropout in (0.0, 0.1)),
         *(("training", "tiny", 10000, 30, dropout) for dropout in (0.0, 0.1)),
-        *((kind, "base", 37000, 30, 0.0) for kind in ("decoding", "rotation")),
+        *((kind, "base", 37000, 30, 0.0) for kind in ("decoding", "rotation", "encodings")),
     ]
     full = plan.make("full", "cpu", True, 2, eole=True).comparisons
     assert {c.shape.length for c in full} == {30, 100, 400}

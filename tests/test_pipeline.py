@@ -4,7 +4,6 @@ score, on a project of its own with a toy corpus."""
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,7 +13,8 @@ import pytest
 import torch
 import yaml
 
-from tests.tiny import ROOT, run, scripts, sentences
+from tests.tiny import run, scripts
+from tests.toy import toy_project
 
 PREPARE = ["data", "clean", "bpe", "encode", "binarize", "sign"]
 STEPS = [*PREPARE, "train", "average", "translate", "score"]
@@ -23,42 +23,7 @@ STEPS = [*PREPARE, "train", "average", "translate", "score"]
 @pytest.fixture(scope="module")
 def project(tmp_path_factory) -> Path:
     """The project's scripts and package with the recipe ``toy`` instead of its own ones."""
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("scripts", "rope_fairseq"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    corpus = folder / "data-prep" / "toy"
-    corpus.mkdir(parents=True)
-    for seed, (split, count) in enumerate({"train": 300, "valid": 12, "test": 12}.items()):
-        for side, lang in enumerate(("en", "de")):
-            lines = [pair[side] + "\n" for pair in sentences(count, seed)]
-            (corpus / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
-    (corpus / "get.sh").write_text(
-        '#!/usr/bin/env bash\nset -euo pipefail\nmkdir -p "$1"\ncp "$(dirname "$0")"/*.?? "$1/"\n'
-        'echo "{}" >"$1/source.json"\n'
-        'rm "$1/get.sh"\n'
-    )
-    (corpus / "get.sh").chmod(0o755)
-    demo = yaml.safe_load((ROOT / "configs" / "demo.yaml").read_text())
-    demo["common"]["log_interval"] = 1
-    demo["model"] |= {
-        "encoder_embed_dim": 64,
-        "encoder_ffn_embed_dim": 128,
-        "encoder_layers": 1,
-        "decoder_layers": 1,
-        "dropout": 0.1,
-    }
-    demo["optimization"] |= {"max_update": 26, "lr": [0.005]}
-    demo["lr_scheduler"]["warmup_updates"] = 10
-    demo["dataset"]["max_tokens"] = 500
-    demo["checkpoint"]["save_interval_updates"] = 4
-    (folder / "configs" / "recipes").mkdir(parents=True)
-    (folder / "configs" / "toy.yaml").write_text(yaml.safe_dump(demo))
-    recipe = yaml.safe_load((ROOT / "configs" / "recipes" / "demo.yaml").read_text())
-    recipe |= {"corpus": "toy", "config": "toy", "vocab_size": 100, "expected": {}}
-    recipe |= {"tokens_per_update": 500}
-    recipe["clean"]["drop_duplicates"] = False
-    (folder / "configs" / "recipes" / "toy.yaml").write_text(yaml.safe_dump(recipe))
-    return folder
+    return toy_project(tmp_path_factory.mktemp("project"), "toy")
 
 
 def script(

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# encodings.sh [--encodings A,B,…] [--updates N] [--seed N] [--work DIR] [--results DIR]
+#
+# A short training of the demo with each position encoding, for the table in README.md: everything from
+# raw text to scores by reproduce.sh, in DIR/NAME (default exp/short), and then what came out as
+# results/short-NAME-seedN.json. Default: all encodings, 1,500 updates, seed 1; other seeds are in
+# DIR/NAME-seedN. Killed and started again it goes on. Afterwards:
+#   python -m benchmarks.encodings_table README.md
+
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+known=sinusoidal,learned,rope,shaw,transformer-xl,t5,tupe,deberta,alibi,none
+encodings=$known updates=1500 seed=1 work=$ROOT/exp/short results=$ROOT/results
+while (($#)); do
+    case $1 in
+        -h | --help) usage; exit 0 ;;
+        --encodings=* | --updates=* | --seed=* | --work=* | --results=*)
+            set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
+    esac
+    case $1 in
+        --encodings | --updates | --seed | --work | --results)
+            [[ ${2:-} && $2 != -* ]] || die "$1 needs a value" ;;
+        *) die "unknown argument $1; usage: $(usage | head -n 1)" ;;
+    esac
+    case $1 in
+        --encodings) encodings=$2 ;;
+        --updates) updates=$2 ;;
+        --seed) seed=$2 ;;
+        --work) work=$2 ;;
+        --results) results=$2 ;;
+    esac
+    shift 2
+done
+[[ $updates =~ ^[1-9][0-9]{0,8}$ ]] || die "--updates $updates: must be a whole number above 0"
+[[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "--seed $seed: must be a whole number"
+IFS=, read -ra names <<<"$encodings"
+((${#names[@]})) || die "--encodings $encodings: names none; choose from ${known//,/, }"
+for name in "${names[@]}"; do
+    [[ $name && $name != *,* && ,$known, == *,"$name",* ]] ||
+        die "--encodings $encodings: there is no '$name'; choose from ${known//,/, }"
+done
+mkdir -p "$results" 2>/dev/null || die "--results $results: cannot be made; name another folder"
+
+# The config's own seed is 1; said again it would be another change of the recipe.
+suffix='' overrides=()
+if ((seed != 1)); then
+    suffix=-seed$seed overrides=("common.seed=$seed")
+fi
+for name in "${names[@]}"; do
+    folder=$work/$name$suffix
+    echo "encodings: $name, seed $seed"
+    "$ROOT/scripts/reproduce.sh" demo --work "$folder" --max-update "$updates" \
+        optimization.stop_time_hours=0 "${overrides[@]}" "model.position_encoding=$name"
+    tool evaluation.run_record --work "$folder" --output "$results/short-$name-seed$seed.json"
+done
