@@ -1,10 +1,11 @@
 """Rotary position embedding: frequencies, cos/sin tables and the rotation.
 
 Sources: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv
-2104.09864, section 3.2.2, equations 14, 15 and 34; for sentences longer than those trained with,
+2104.09864, section 3.2.2, equations 14, 15 and 34. For sentences longer than those trained with:
 Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation",
-arXiv 2306.15595, section 2.3, and Peng et al., "YaRN: Efficient Context Window Extension of Large
-Language Models", arXiv 2309.00071, section 3. This file knows nothing of fairseq.
+arXiv 2306.15595, and Peng et al., "YaRN: Efficient Context Window Extension of Large Language
+Models", arXiv 2309.00071, which has "NTK-aware", "NTK-by-parts" and "Dynamic NTK" interpolation
+too. This file knows nothing of fairseq.
 """
 
 import math
@@ -17,8 +18,8 @@ LAYOUTS = ("interleaved", "half")
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn")
 
 # YaRN keeps the frequency of pairs that turn more than BETA_FAST times within the length trained
-# with, and divides that of pairs that turn less than BETA_SLOW times. The paper's section 3.2 and
-# its authors' code have them as beta and alpha.
+# with, and divides that of pairs that turn less than BETA_SLOW times: the paper's beta and alpha,
+# with the values that it gives for LLaMA.
 BETA_FAST, BETA_SLOW = 32, 1
 
 
@@ -29,7 +30,7 @@ class RotarySpec:
     Attributes:
         dim: number of channels that are rotated, even. With ``dim`` below the head dimension the
             first ``dim`` channels of each head are rotated and the others left alone.
-        base: the 10000 of theta_i = base^(-2(i-1)/dim), positive.
+        base: the 10000 of theta_i = base^(-2(i-1)/dim), positive; above 1 under ``yarn``.
         layout: which channels form a pair. ``interleaved`` is the paper's (x1,x2), (x3,x4), …;
             ``half`` is LLaMA's x_i with x_{i+dim/2}. They differ by :func:`layout_permutation`.
         scaling: how the frequencies are changed for longer sentences, see
@@ -71,25 +72,26 @@ class RotarySpec:
 
 
 def inverse_frequencies(spec: RotarySpec) -> Tensor:
-    """theta_i = base^(-2(i-1)/dim) for i = 1..dim/2 (RoFormer, equation 15), scaled by s = factor.
+    """theta_i = base^(-2(i-1)/dim) for i = 1..dim/2, scaled by s = factor.
 
-    ``linear``: theta_i / s, position interpolation (arXiv 2306.15595, equation 4: position m
-    becomes m/s).
+    ``linear``: theta_i / s, position interpolation: position m becomes m/s.
 
-    ``ntk``: "NTK-aware" interpolation, the base times s^(dim/(dim-2)) (arXiv 2309.00071, section
-    3.1). The highest frequency stays as it is and the lowest is divided by s.
+    ``ntk``: "NTK-aware" interpolation, the base times s^(dim/(dim-2)). The highest frequency stays
+    as it is and the lowest is divided by s.
 
-    ``yarn``: "NTK-by-parts" (section 3.2): theta_i where a pair turns often within the length
-    trained with, theta_i / s where it turns less than once, a mixture in between. As the authors'
-    code and Hugging Face Transformers have it and the paper's text does not:
+    ``yarn``: "NTK-by-parts" interpolation: theta_i where a pair turns often within the length
+    trained with, theta_i / s where it turns less than once, a mixture in between. Two things are
+    as in Hugging Face Transformers and not as in the paper's text, where the mixture is linear in
+    a pair's number of turns:
 
-    - the mixture (equations 11 and 13 of the paper) is linear in the pair's index, not in its
-      number of turns;
-    - the ends of the mixture are rounded to whole indices, outwards.
+    - it is linear in the pair's index;
+    - its two ends are rounded to whole indices, outwards, and the lower end is not below the first
+      pair.
 
-    Where these ends fall outside the table and change places, which is so with
-    ``original_max_positions`` below 2 pi or a base near 1, the two programs do the opposite of the
-    text; here the step between the two kinds of pairs is then at the lower end.
+    With ``original_max_positions`` below 2 pi all pairs turn less than once, with a base near 1
+    all turn often. The two ends are then outside of the table and have changed places, and
+    Transformers keeps what it should divide, and divides what it should keep. Here it is a step:
+    the pairs up to the lower end are kept, the others divided.
 
     ``dynamic``: unscaled; the scale depends on each sentence, see :func:`dynamic_table`.
 
@@ -134,16 +136,17 @@ def _yarn_ramp(spec: RotarySpec) -> Tensor:
     low = max(math.floor(index(BETA_FAST)), 0)
     high = max(min(math.ceil(index(BETA_SLOW)), spec.dim - 1), low)
     pair = torch.arange(spec.dim // 2, dtype=torch.float64, device="cpu")
-    # Equal ends are a step between two pairs; the authors part them by 0.001 too.
+    # Equal ends are a step between two pairs, as wide as in Transformers.
     return ((pair - low) / (high - low or 0.001)).clamp(0, 1)
 
 
 def attention_factor(spec: RotarySpec) -> float:
     """What cos and sin are multiplied by: 0.1·ln(s) + 1 for ``yarn``, else 1.
 
-    Queries and keys are both turned, so scores are multiplied by the square: the temperature 1/t
-    of arXiv 2309.00071, equation 15, where sqrt(1/t) = 0.1·ln(s) + 1. With ``dim`` below the head
-    dimension only the rotated channels' part of a score is, as in Hugging Face Transformers.
+    Queries and keys are both turned, so scores are multiplied by the square: it is 1/t for the
+    temperature t of YaRN's softmax, where sqrt(1/t) = 0.1·ln(s) + 1. With ``dim`` below the head
+    dimension only the rotated channels' part of a score is multiplied, as in Hugging Face
+    Transformers.
     """
     return 0.1 * math.log(spec.factor) + 1 if spec.scaling == "yarn" else 1.0
 
@@ -191,12 +194,13 @@ def dynamic_table(spec: RotarySpec, lengths: Tensor, seq_len: int, offset: int) 
     """The table of each sentence of a batch under the scaling ``dynamic``.
 
     A sentence of length L above L0 = original_max_positions has the base times
-    (a·L/L0 - (a-1))^(dim/(dim-2)), a the factor ("Dynamic NTK"; the formula is that of Hugging
-    Face Transformers, where L is the longest of the batch; arXiv 2309.00071, section 3.3, has
-    L/L0, which is a = 1). One of at most L0 tokens has, to the bit, the table of ``none``,
+    (a·L/L0 - (a-1))^(dim/(dim-2)), a the factor: "Dynamic NTK" interpolation with the formula of
+    Hugging Face Transformers, where L is the longest of the batch. In the YaRN paper the scale is
+    L/L0, which is a = 1. A sentence of at most L0 tokens has, to the bit, the table of ``none``,
     whatever other sentences are in its batch.
 
-    Nothing here waits for a GPU.
+    On a GPU this waits for nothing, but where :func:`rotation_table` has to make or to grow the
+    table of ``none``, which is copied there.
 
     Args:
         lengths: [batch], the length L of each sentence; the table is made on its device.
@@ -244,7 +248,8 @@ class Rotation:
 
 
 def rotate_pairs(x: Tensor, rotation: Rotation) -> Tensor:
-    """Turn each channel pair (a, b) of ``x`` into (a·cos − b·sin, a·sin + b·cos) (equation 34).
+    """Turn each channel pair (a, b) of ``x`` into (a·cos − b·sin, a·sin + b·cos), which is
+    RoFormer's equation 34 where the table is not scaled.
 
     Args:
         x: [..., head_dim], any floating dtype.

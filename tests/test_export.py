@@ -13,6 +13,8 @@ import torch
 from rope_fairseq import export
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.rope_transformer import RopeTransformerModel
+from rope_fairseq.position import ENCODINGS
+from rope_fairseq.rotary import SCALINGS
 from rope_fairseq.text import Text
 from tests.conftest import build_small
 from tests.exports import LINES, export_tiny, exported, sharpened, translated, words
@@ -98,12 +100,32 @@ def test_scores_of_every_shape_are_those_of_pytorch(tmp_path, options):
     check_scores(tmp_path, **options)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(rope_scaling="linear", rope_scaling_factor=4.0),
+        dict(rope_scaling="linear", rope_scaling_factor=1.5, rope_base=100.0),
+        dict(rope_scaling="linear", rope_scaling_factor=4.0, rope_fraction=0.5),
+        dict(rope_scaling="ntk", rope_scaling_factor=4.0),
+        dict(rope_scaling="ntk", rope_scaling_factor=1.5, rope_base=100.0),
+        dict(rope_scaling="ntk", rope_scaling_factor=4.0, rope_fraction=0.5),
+        dict(rope_scaling="ntk", rope_scaling_factor=4.0, encoder_attention_heads=2),
+    ],
+    ids=str,
+)
+def test_scores_of_scaled_rotations_are_those_of_pytorch(tmp_path, options, layout):
+    check_scores(tmp_path, rope_layout=layout, **options)
+
+
 def test_the_comparison_sees_another_rotation(tmp_path):
     model = sharpened(build_small(rope_base=100.0))
     expected = expected_scores(model)
     for other in (
         dict(),
         dict(rope_base=100.0, rope_layout="half"),
+        dict(rope_base=100.0, rope_scaling="linear", rope_scaling_factor=4.0),
+        dict(rope_base=100.0, rope_scaling="ntk", rope_scaling_factor=4.0),
         dict(position_encoding="none"),
     ):
         wrong = sharpened(build_small(**other))
@@ -143,14 +165,48 @@ def test_what_ctranslate2_lacks_is_refused(options, says):
         export.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
 
 
-def test_other_encodings_and_scalings_are_refused():
-    """As they may come: computed without a parameter that would show them."""
+LONGER = dict(rope_scaling_factor=2.0, rope_original_max_positions=512)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        *(
+            (
+                dict(position_encoding=name),
+                f"--position-encoding {name}: CTranslate2 has rope, sinusoidal, learned, none",
+            )
+            for name in ENCODINGS
+            if name not in export.ENCODINGS
+        ),
+        *(
+            (
+                dict(rope_scaling=name, **LONGER),
+                f"--rope-scaling {name}: CTranslate2 has none, linear, ntk",
+            )
+            for name in ("dynamic", "yarn")
+        ),
+    ],
+    ids=str,
+)
+def test_other_encodings_and_scalings_are_refused(options, says):
+    """Computed otherwise, and some without a parameter that would show it."""
+    model = build_small(**options)
+    with pytest.raises(UserError) as caught:
+        export.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
+    assert str(caught.value) == says
+
+
+def test_scores_of_every_encoding_and_scaling_are_compared_or_refused():
+    served = {"rope", "sinusoidal", "learned", "none"}
+    refused = {"shaw", "transformer-xl", "t5", "tupe", "deberta", "alibi"}
+    assert (set(export.ENCODINGS), set(ENCODINGS)) == (served, served | refused)
+    assert set(export.SCALINGS) == {"none", "linear", "ntk"}
+    assert set(SCALINGS) == {*export.SCALINGS, "dynamic", "yarn"}
+
+
+def test_other_attention_is_refused():
     model = build_small()
-    for name, value in (("encoding", "alibi"), ("rope_scaling", "other")):
-        changed = build_small()
-        object.__setattr__(changed.cfg.position_options, name, value)
-        with pytest.raises((UserError, ValueError), match=value):
-            export.build_spec(changed, model.encoder.dictionary, model.decoder.dictionary)
     model.encoder.layers[0].self_attn = torch.nn.Identity()
     with pytest.raises(UserError, match="Identity: CTranslate2 has no such layer"):
         export.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)

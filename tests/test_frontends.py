@@ -259,7 +259,7 @@ def test_fine_tuning_starts_from_a_stock_and_from_an_averaged_model(work, stock,
     [
         (["--position-encoding", "ropes"], "--position-encoding ropes: choose from rope, sin"),
         (["--encoder-embed-dim", "60", "--encoder-attention-heads", "4"], "head dimension 15"),
-        (["--rope-base", "0"], "--rope-base 0.0: must be a positive number"),
+        (["--rope-base", "0"], "--rope-base 0.0: must be positive"),
         (["--encoder-learned-pos"], "--encoder-learned-pos: say it with --position-encoding"),
         (["--cross-self-attention"], "--cross-self-attention: not served"),
     ],

@@ -1,13 +1,22 @@
 """The joined, rotating projection against separate layers, out of place and by autograd."""
 
 import copy
+import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from rope_fairseq.projection import project
-from rope_fairseq.rotary import LAYOUTS, RotarySpec, Rotation, rotate_pairs, rotation_table
+from rope_fairseq.rotary import (
+    LAYOUTS,
+    RotarySpec,
+    Rotation,
+    dynamic_table,
+    rotate_pairs,
+    rotation_table,
+)
 
 HEAD_DIM = 6
 
@@ -17,16 +26,24 @@ def layers(count: int, bias: bool = True, dtype: torch.dtype = torch.float32) ->
     return [nn.Linear(10, 2 * HEAD_DIM, bias=bias, dtype=dtype) for _ in range(count)]
 
 
-def rotation(layout: str, dim: int = HEAD_DIM, seq_len: int = 5) -> Rotation:
-    table = rotation_table(RotarySpec(dim, 50.0), seq_len + 3, torch.device("cpu"))[3:]
+def rotation(layout: str, dim: int = HEAD_DIM, seq_len: int = 5, **scaling: Any) -> Rotation:
+    spec = RotarySpec(dim, 50.0, **scaling)
+    table = rotation_table(spec, seq_len + 3, torch.device("cpu"))[3:]
     return Rotation(table[:, None, None], layout)
+
+
+def dynamic_rotation(layout: str) -> Rotation:
+    """Of three sentences, each turned otherwise."""
+    spec = RotarySpec(HEAD_DIM, 50.0, scaling="dynamic", original_max_positions=4)
+    table = dynamic_table(spec, torch.tensor([2, 5, 9]), seq_len=5, offset=3)
+    return Rotation(table[:, :, None, None], layout)
 
 
 def separately(x, modules, turn):
     parts = [module(x).unflatten(2, (-1, HEAD_DIM)) for module in modules]
     if turn is not None:
         # [batch, seq_len, num_heads, head_dim]: the table's axis for the parts is not needed.
-        turn = Rotation(turn.table[:, 0], turn.layout)
+        turn = Rotation(turn.table.squeeze(-4), turn.layout)
         parts[:2] = [rotate_pairs(part, turn) for part in parts[:2]]
     return parts
 
@@ -59,6 +76,35 @@ def test_values_and_gradients_are_those_of_separate_layers(count, layout, dim, b
     tolerance = 1e-4 if dtype == torch.float32 else 1e-6  # the table is float32
     for actual, expected in zip(*results, strict=True):
         torch.testing.assert_close(actual, expected, atol=tolerance, rtol=1e-5)
+
+
+YARN = dict(scaling="yarn", factor=40.0, original_max_positions=16)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["yarn", "part of a head, yarn", "dynamic"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+def test_gradients_of_scaled_rotations_are_those_of_autograd(layout, kind, dtype, tolerance):
+    """yarn's rotation is not orthogonal: its transpose, and not its inverse, takes a gradient back.
+
+    Both sides use one table, so that in float64 nothing is left but the order of sums.
+    """
+    if kind == "dynamic":
+        turn = dynamic_rotation(layout)
+    else:
+        turn = rotation(layout, HEAD_DIM if kind == "yarn" else 4, **YARN)
+        norms = turn.table.norm(dim=-1)
+        torch.testing.assert_close(norms, torch.full_like(norms, 0.1 * math.log(40) + 1))
+    modules = layers(3, dtype=dtype)
+    x = torch.randn(3, 5, 10, dtype=dtype, requires_grad=True)
+    weights = torch.randn(3, 3, 5, 2, HEAD_DIM, dtype=dtype)
+    inputs = [x, *(p for module in modules for p in module.parameters())]
+    results = []
+    for parts in (project(x, modules, HEAD_DIM, turn), separately(x, modules, turn)):
+        total = sum((w * part.square()).sum() for w, part in zip(weights, parts, strict=True))
+        results.append([*parts, *torch.autograd.grad(total, inputs)])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_an_unused_part_and_frozen_parameters_do_no_harm():

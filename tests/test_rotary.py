@@ -1,4 +1,7 @@
-"""The rotation, against complex arithmetic in float64 and the paper's own formula."""
+"""The rotation, against complex arithmetic in float64 and the paper's own formula.
+
+Scalings are in test_rope_scaling.py.
+"""
 
 import copy
 import math
@@ -203,6 +206,7 @@ def test_a_converted_model_gives_the_same_output(small, source, target):
         (dict(dim=8, base=0.0), "base 0.0"),
         (dict(dim=8, base=-1.0), "base -1.0"),
         (dict(dim=8, base=math.nan), "base nan"),
+        (dict(dim=8, base=math.inf), "base inf"),
         (dict(dim=8, layout="pairs"), "interleaved, half"),
         (dict(dim=8, scaling="magic"), "choose from none, linear"),
     ],

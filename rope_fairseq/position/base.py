@@ -1,6 +1,7 @@
 """The one interface between a position encoding and the attention that carries it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -99,4 +100,4 @@ class Shared:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module: Any = module

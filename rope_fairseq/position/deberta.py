@@ -1,11 +1,11 @@
-"""Disentangled attention (He et al. 2021, DeBERTa, arXiv 2006.03654, section 3.1, equations 3 and 4).
+"""Disentangled attention (He et al. 2021, DeBERTa, arXiv 2006.03654, section 3.1).
 
     score_ij = (q_i·k_j + q_i·W_K P_δ(i,j) + k_j·W_Q P_δ(j,i)) / √(3d)
 
-content to content, content to position, position to content. δ(i, j) is the distance i − j clipped to
-−k..k−1 and counted from 0. P is shared by the layers of the encoder or decoder; W_K and W_Q are each
-layer's own. The absolute positions that DeBERTa feeds to its last layers are for masked words and not
-here.
+content to content, content to position, position to content. δ(i, j) is the distance i − j clipped
+to −k..k−1 and counted from 0. P is shared by the layers of the encoder or decoder; W_K and W_Q are
+each layer's own. The absolute positions that DeBERTa feeds to its last layers are for masked words
+and not here.
 """
 
 import torch

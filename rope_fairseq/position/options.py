@@ -63,9 +63,7 @@ class PositionOptions:
         _check("--rope-fraction", fraction, 0 < fraction <= 1, "above 0 and at most 1")
         self._check_scaling()
         distance, buckets = self.relative_max_distance, self.relative_buckets
-        _check(
-            "--relative-max-distance", distance, distance is None or distance >= 1, "at least 1"
-        )
+        _check("--relative-max-distance", distance, distance is None or distance >= 1, "at least 1")
         _check(
             "--relative-buckets",
             buckets,
@@ -87,9 +85,8 @@ class PositionOptions:
             factor is None or 1 <= factor < float("inf"),
             "at least 1",
         )
-        _check(
-            "--rope-original-max-positions", original, original is None or original >= 1, "at least 1"
-        )
+        is_length = original is None or original >= 1
+        _check("--rope-original-max-positions", original, is_length, "at least 1")
         _check("--rope-target-extra", extra, extra >= 0, "at least 0")
         if factor is None and scaling in ("linear", "ntk", "yarn"):
             raise UserError(

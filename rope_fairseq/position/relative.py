@@ -1,8 +1,8 @@
 """Scores and weights by relative position, and between them and those by key.
 
-Queries stand at the last ``tgt_len`` of ``src_len`` positions, so the distance key − query runs from
-−(src_len − 1) to tgt_len − 1: ``src_len + tgt_len − 1`` columns of *scores by distance*, of which
-each query needs ``src_len``.
+Queries stand at the last ``tgt_len`` of ``src_len`` positions, so the distance key − query runs
+from −(src_len − 1) to tgt_len − 1: ``src_len + tgt_len − 1`` columns of *scores by distance*, of
+which each query needs ``src_len``.
 """
 
 import torch

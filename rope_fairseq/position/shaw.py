@@ -2,7 +2,9 @@
 
 With d the head dimension and clip(x) = max(−k, min(k, x)), equations 3 to 5 of the paper:
 
-    e_ij = q_i·(k_j + a^K_clip(j−i)) / √d,    α_i = softmax(e_i),    z_i = Σ_j α_ij (v_j + a^V_clip(j−i))
+    e_ij = q_i·(k_j + a^K_clip(j−i)) / √d
+    α_i  = softmax(e_i)
+    z_i  = Σ_j α_ij (v_j + a^V_clip(j−i))
 """
 
 import torch

@@ -3,9 +3,9 @@
     score_ij = q_i·k_j / √d + b[bucket(j − i), head]
 
 One table b for all layers of the encoder and one for those of the decoder. Half of the buckets are
-single distances; the others grow logarithmically up to the maximum distance, behind which one bucket
-holds all. The encoder has separate buckets for both directions. T5 itself does not divide by √d but
-starts from smaller projections; here all encodings divide.
+single distances; the others grow logarithmically up to the maximum distance, behind which one
+bucket holds all. The encoder has separate buckets for both directions. T5 itself does not divide by
+√d but starts from smaller projections; here all encodings divide.
 """
 
 import math
@@ -42,7 +42,7 @@ def relative_buckets(
     else:
         distance = -distance.clamp(max=0)
     single = buckets // 2
-    # In float32, as T5's own code: at the borders between buckets rounding decides.
+    # In float32, as T5's own code.
     steps = torch.log(distance.clamp(min=1).float() / single) / math.log(max_distance / single)
     far = (single + (steps * (buckets - single)).long()).clamp(max=buckets - 1)
     return first + torch.where(distance < single, distance, far)

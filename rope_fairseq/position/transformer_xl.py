@@ -2,8 +2,9 @@
 
     score_ij = (q_i·k_j + q_i·W_R R_{i−j} + u·k_j + v·W_R R_{i−j}) / √d
 
-R is the sinusoid encoding of the distance: with D the embedding's dimension, R_m holds sin(m ω_c) for
-all c and then cos(m ω_c), where ω_c = 10000^(−2c/D), c = 0..D/2−1. In the encoder m has both signs.
+R is the sinusoid encoding of the distance: with D the embedding's dimension, R_m holds sin(m ω_c)
+for all c and then cos(m ω_c), where ω_c = 10000^(−2c/D), c = 0..D/2−1. In the encoder m has both
+signs.
 W_R is each layer's own; u and v are shared by all layers, as in the paper's summary of the
 algorithm.
 """

@@ -2,10 +2,10 @@
 
     score_ij = (q_i·k_j + (p_i U_Q)·(p_j U_K)) / √(2d) + b[bucket(j − i), head]
 
-p are learned embeddings of absolute positions, U_Q and U_K their own projections; b is T5's bias. All
-of them are shared by the layers of the encoder or decoder (section 3.2). As in the authors' code a
-layer norm comes before the projections, which the equation leaves out. Their treatment of [CLS] is not
-here: translation has no such token.
+p are learned embeddings of absolute positions, U_Q and U_K their own projections; b is T5's bias.
+All of them are shared by the layers of the encoder or decoder. As in the authors' code a layer norm
+comes before the projections, which the equation leaves out. Their treatment of [CLS] is not here:
+translation has no such token.
 """
 
 import torch
@@ -78,9 +78,7 @@ class TupePositionEncoding(PositionEncoding):
         # Positions count real tokens. Padding to the right of them changes nothing, unless it is
         # what makes the batch too wide.
         too_wide = key.size(2) > self.shared.module.side.max_positions
-        if key_padding_mask is not None and (
-            too_wide or padding_kind(key_padding_mask) == "other"
-        ):
+        if key_padding_mask is not None and (too_wide or padding_kind(key_padding_mask) == "other"):
             position = ((~key_padding_mask).cumsum(1) - 1).clamp(min=0)
         scores: Tensor = self.shared.module(query.size(2), key.size(2), position)
         return scores
