@@ -17,6 +17,7 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq_cli import generate, validate
 
 from rope_fairseq.checkpoint import load_checkpoint
+from rope_fairseq.position import ENCODINGS
 from rope_fairseq.text import Text
 from tests.tiny import (
     ROOT,
@@ -187,7 +188,7 @@ def test_beam_search_options(work, capsys):
             assert abs(len(line.split()) - tokens) <= 1
 
 
-@pytest.mark.parametrize("encoding", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "rope"])
 def test_the_other_encodings_train_and_generate(work, tmp_path, capsys, encoding):
     options = [*train_options(work), "--position-encoding", encoding]
     options[options.index("--max-update") + 1] = "30"
@@ -205,6 +206,31 @@ def test_the_base_can_be_overridden_at_test_time(work, capsys):
         capsys, data, model, "--score-reference", "--model-overrides", "{'rope_base': 3.0}"
     )
     assert re.findall(r"^P-.*$", plain, re.M) != re.findall(r"^P-.*$", other, re.M)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_scaling": "linear", "rope_scaling_factor": 4.0},
+        {"rope_scaling": "dynamic", "rope_original_max_positions": 3, "rope_target_extra": 2},
+        {"rope_scaling": "yarn", "rope_scaling_factor": 4.0, "rope_original_max_positions": 10},
+    ],
+    ids=lambda scaling: scaling["rope_scaling"],
+)
+def test_a_scaling_can_be_chosen_at_test_time(work, tmp_path, capsys, scaling):
+    """Also for a checkpoint of a version that did not know the options."""
+    data = work / "data-bin"
+    state = torch.load(work / "model" / "averaged.pt", weights_only=True)
+    for name in scaling.keys() - {"rope_scaling"}:
+        del state["cfg"]["model"][name]
+    torch.save(state, tmp_path / "older.pt")
+    plain = generate_here(capsys, data, work / "model" / "averaged.pt", "--score-reference")
+    scores = []
+    for model in (work / "model" / "averaged.pt", tmp_path / "older.pt"):
+        overrides = ("--model-overrides", str({"model": scaling}))
+        output = generate_here(capsys, data, model, "--score-reference", *overrides)
+        scores.append(re.findall(r"^P-.*$", output, re.M))
+    assert scores[0] == scores[1] != re.findall(r"^P-.*$", plain, re.M)
 
 
 def test_training_with_bleu_keeps_checkpoints_that_load(work, tmp_path, capsys):

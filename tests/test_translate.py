@@ -15,6 +15,7 @@ import yaml
 from rope_fairseq import translate
 from rope_fairseq.errors import UserError
 from rope_fairseq.hub import GENERATION
+from rope_fairseq.position import BOUNDED
 from rope_fairseq.text import Text
 from rope_fairseq.translate import main, parse_arguments, search_options
 from tests.tiny import ROOT, CallsAFunction, call, python, run, tiny_work
@@ -153,9 +154,10 @@ def test_a_line_of_exactly_the_limit_and_one_over_a_raised_limit_are_translated(
     assert output.read_text(encoding="utf-8").count("\n") == 2
 
 
-def test_learned_positions_cannot_be_extended(copy, capsys):
+@pytest.mark.parametrize("encoding", BOUNDED)
+def test_learned_positions_cannot_be_extended(copy, capsys, encoding):
     state = torch.load(copy / "averaged.pt", weights_only=True)
-    state["cfg"]["model"]["position_encoding"] = "learned"
+    state["cfg"]["model"]["position_encoding"] = encoding
     torch.save(state, copy / "averaged.pt")
     assert call(main, copy, "/dev/null", "--max-source-positions", "1025") == 2
     assert "averaged.pt has learned its positions, 1024 of them" in capsys.readouterr().err
