@@ -88,10 +88,10 @@ def inverse_frequencies(spec: RotarySpec) -> Tensor:
     - its two ends are rounded to whole indices, outwards, and the lower end is not below the first
       pair.
 
-    With ``original_max_positions`` below 2 pi all pairs turn less than once, with a base near 1
-    all turn often. The two ends are then outside of the table and have changed places, and
-    Transformers keeps what it should divide, and divides what it should keep. Here it is a step:
-    the pairs up to the lower end are kept, the others divided.
+    Where all pairs turn less than once (``original_max_positions`` below 2 pi) or all often (a
+    base near 1) the two ends may lie outside of the table, cut to it, and have changed places.
+    Transformers then keeps what it should divide and divides what it should keep. Here there is a
+    step: pairs up to the lower end are kept, the others divided.
 
     ``dynamic``: unscaled; the scale depends on each sentence, see :func:`dynamic_table`.
 
@@ -151,8 +151,9 @@ def attention_factor(spec: RotarySpec) -> float:
     return 0.1 * math.log(spec.factor) + 1 if spec.scaling == "yarn" else 1.0
 
 
-# One table for each device and all of a spec but its layout, shared by all layers of all models. It
-# lives here and not in a module's buffer so that .half(), state_dict() and deepcopy() do not see it.
+# One table for each device and all of a spec but its layout, shared by all layers of all models.
+# It lives here and not in a module's buffer, where .half(), state_dict() and deepcopy() would see
+# it.
 _TABLES: dict[tuple[int, float, str, float, int | None, torch.device], Tensor] = {}
 
 

@@ -33,7 +33,7 @@ def rotate(x: Tensor, spec: RotarySpec, offset: int = 0, length: int | None = No
         m − n only (RoFormer, equation 16). Position 0 is left as it is and norms are preserved,
         but for the scaling ``yarn``, which multiplies both by its attention factor.
     """
-    table = table_of(spec, x.size(0), offset, length)
+    table = table_of(spec, x.size(0), offset, length).to(x.device)
     # table: [seq_len, dim/2, 2] -> [seq_len, 1, …, 1, dim/2, 2]
     table = table.view(x.size(0), *[1] * (x.dim() - 2), *table.shape[1:])
     return rotate_pairs(x, Rotation(table, spec.layout))

@@ -246,6 +246,31 @@ def test_limits_and_overrides_are_exported(tmp_path):
     assert found == with_base.translate(LINES[:20], **options) != [pair[1] for pair in LINES[:20]]
 
 
+@pytest.mark.parametrize("scaling", ["linear", "ntk"])
+def test_a_scaling_as_override_translates_step_by_step_alike(tmp_path, scaling):
+    output, model = tmp_path / "ct2", tiny_work() / "model"
+    overrides = dict(rope_scaling=scaling, rope_scaling_factor=2.0)
+    command = (model, "--output", output, "--model-overrides", repr(overrides))
+    assert call(export.main, *command) == 0
+    options = dict(beam=1, max_len_a=1, max_len_b=50)
+    scaled, plain = (
+        RopeTransformerModel.from_pretrained(str(model), **given).translate(LINES[:20], **options)
+        for given in (overrides, {})
+    )
+    assert translated(output, LINES[:20], **options) == scaled != plain
+
+
+def test_a_scaling_that_is_refused_leaves_no_folder(tmp_path, capsys):
+    output, model = tmp_path / "ct2", tiny_work() / "model"
+    overrides = repr(dict(rope_scaling="yarn", **LONGER))
+    command = (model, "--output", output, "--model-overrides", overrides)
+    assert call(export.main, *command) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "error: --rope-scaling yarn: CTranslate2 has none, linear, ntk"
+    )
+    assert not output.exists()
+
+
 def test_provenance_comes_along(tmp_path):
     shutil.copytree(tiny_work() / "model", tmp_path / "model")
     (tmp_path / "model" / "data.json").write_text("{}")

@@ -270,6 +270,20 @@ def test_slices_from_an_offset_are_those_of_the_whole(spec, length):
         assert table_of(spec, 1, offset, length).equal(whole[offset : offset + 1])
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_dynamic_waits_for_nothing_and_is_unscaled_to_the_bit():
+    lengths = torch.tensor([1, 8, 9, 700], device="cuda")
+    unscaled = rotation_table(RotarySpec(8, 100.0), 700, lengths.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        table = dynamic_table(dynamic(), lengths, 600, 100)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [row.equal(unscaled[100:]) for row in table] == [True, True, False, False]
+    expected = dynamic_table(dynamic(), lengths.cpu(), 600, 100)
+    torch.testing.assert_close(table.cpu(), expected, atol=1.2e-7, rtol=0)
+
+
 def test_dynamic_has_no_table_of_its_own():
     with pytest.raises(ValueError, match="depends on the sentences' lengths"):
         rotation_table(dynamic(), 4, CPU)
