@@ -18,6 +18,7 @@ from torch import Tensor
 from rope_fairseq.checkpoint import load_checkpoint, num_updates, options
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
+from rope_fairseq.position import PositionOptions
 from rope_fairseq.schedule import kept_by_schedule
 
 # The names fairseq gives its checkpoints; the group is the number that orders them.
@@ -151,10 +152,13 @@ def _check_same_model(
     """Refuse the checkpoint ``path`` if it holds another model than the one in ``first``."""
     expected, found = options(first_state, "model"), options(state, "model")
     for option in sorted(filter(_COMPUTES.fullmatch, expected | found)):
-        if expected.get(option) != found.get(option):
+        # An earlier version did not know all options of ours, and did what they are by default.
+        default = getattr(PositionOptions, option, None)
+        before, now = expected.get(option, default), found.get(option, default)
+        if before != now:
             raise UserError(
-                f"{path}: {option} is {found.get(option)!r}, but "
-                f"{expected.get(option)!r} in {first}: not checkpoints of one model"
+                f"{path}: {option} is {now!r}, but {before!r} in {first}: not checkpoints of one "
+                "model"
             )
     for name in sorted(first_state["model"].keys() | state["model"].keys()):
         ours, theirs = (_description(one["model"].get(name)) for one in (first_state, state))

@@ -199,8 +199,11 @@ class BeamSearchGenerator(nn.Module):
             if step == 0:
                 sources = sources.div(beam, rounding_mode="floor")
                 self._set_beam_size(beam)
-            for model, state in zip(self.models, states, strict=True):
+            for model, out, state in zip(self.models, encoded, states, strict=True):
                 model.decoder.reorder_incremental_state_scripting(state, sources)
+                # Dynamic scaling reads from it how long each row's source is.
+                mask = out["encoder_padding_mask"][0]
+                out["encoder_padding_mask"] = [mask.index_select(0, sources)]
         return [self._best_first(hypotheses) for hypotheses in finished]
 
     def _set_beam_size(self, beam: int) -> None:

@@ -105,7 +105,7 @@ def score_transformer_xl(
 def score_t5(s: Setting, p: Parameters, h: int, i: int, j: int, q: Tensor, k: Tensor) -> Tensor:
     """arXiv 1910.10683, section 2.1; the scores are divided by √d here, as in all encodings."""
     row = bucket(j - i, not s.causal, s.buckets, s.max_distance)
-    return q @ k / math.sqrt(s.head_dim) + p["weight"][row, h]
+    return q @ k / math.sqrt(s.head_dim) + p["bucket_bias"][row, h]
 
 
 def score_tupe(s: Setting, p: Parameters, h: int, i: int, j: int, q: Tensor, k: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def score_tupe(s: Setting, p: Parameters, h: int, i: int, j: int, q: Tensor, k: 
     query = part(p["query_projection.weight"], h, s.head_dim) @ position(i)
     key = part(p["key_projection.weight"], h, s.head_dim) @ position(j)
     row = bucket(j - i, not s.causal, s.buckets, s.max_distance)
-    return (q @ k + query @ key) / math.sqrt(2 * s.head_dim) + p["buckets.weight"][row, h]
+    return (q @ k + query @ key) / math.sqrt(2 * s.head_dim) + p["buckets.bucket_bias"][row, h]
 
 
 def score_deberta(
@@ -130,8 +130,8 @@ def score_deberta(
     content, over √(3d)."""
     key = part(p["key_projection.weight"], h, s.head_dim)
     query = part(p["query_projection.weight"], h, s.head_dim)
-    ahead = p["weight"][row_of_distance(i, j, s.max_distance)]
-    back = p["weight"][row_of_distance(j, i, s.max_distance)]
+    ahead = p["distance_embedding"][row_of_distance(i, j, s.max_distance)]
+    back = p["distance_embedding"][row_of_distance(j, i, s.max_distance)]
     return (q @ k + q @ (key @ ahead) + k @ (query @ back)) / math.sqrt(3 * s.head_dim)
 
 

@@ -385,7 +385,7 @@ def test_t5_buckets_are_32_up_to_128_tokens_by_default(causal):
     assert bias is not None
     rows = [bucket(key - 299, not causal, 32, 128) for key in range(300)]
     assert len({*rows}) == (16 if not causal else 32)
-    assert torch.equal(bias.reshape(HEADS, 300), shared.weight[rows].T)
+    assert torch.equal(bias.reshape(HEADS, 300), shared.bucket_bias[rows].T)
 
 
 def small_options(encoding: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from rope_fairseq import generator as generator_module
 from rope_fairseq.candidates import BLOCK, best_of_beams, top_k
 from rope_fairseq.errors import UserError
 from rope_fairseq.generator import BeamSearchGenerator
+from rope_fairseq.position import ENCODINGS
 from rope_fairseq.tasks.rope_translation import RopeTranslationConfig, RopeTranslationTask
 from tests.conftest import SMALL, TinyTask
 from tests.tiny import python, tiny_work
@@ -35,11 +36,11 @@ def tasks(symbols=SYMBOLS):
 
 
 @functools.cache
-def model(arch="rope_transformer", seed=1, symbols=SYMBOLS):
+def model(arch="rope_transformer", seed=1, symbols=SYMBOLS, **options):
     """A random model with opinions: its distributions are far from uniform."""
     torch.manual_seed(seed)
     limits = dict(max_source_positions=MAX_POSITIONS, max_target_positions=MAX_POSITIONS)
-    args = argparse.Namespace(_name=arch, share_all_embeddings=True, **SMALL, **limits)
+    args = argparse.Namespace(_name=arch, share_all_embeddings=True, **SMALL, **limits, **options)
     if arch == "transformer":
         args.arch = arch
         base_architecture(args)
@@ -109,6 +110,24 @@ def test_every_option_gives_the_hypotheses_and_scores_of_fairseq(arch, options):
     one, other = model(arch, 1), model(arch, 2)
     assert_same(*both([one], **options))
     assert_same(*both([one, other], **options))
+
+
+# Lengths on both sides of the original one; a target is scaled from 5 source tokens on.
+DYNAMIC = {"rope_scaling": "dynamic", "rope_original_max_positions": 7, "rope_target_extra": 3}
+
+
+@pytest.mark.parametrize(
+    "encoding",
+    [{"position_encoding": name} for name in ENCODINGS if name != "rope"] + [DYNAMIC],
+    ids=lambda encoding: "-".join(map(str, encoding.values())),
+)
+@pytest.mark.parametrize("options", [{}, {"beam": 1}, {"beam": 7, "min_len": 3}], ids=str)
+def test_every_encoding_is_searched_as_by_fairseq(encoding, options):
+    one, other = model(seed=1, **encoding), model(seed=2)
+    assert_same(*both([one], **options))
+    assert_same(*both([one, other], **options))
+    prefix = torch.randint(4, SYMBOLS, (5, 3), generator=torch.Generator().manual_seed(9))
+    assert_same(*both([one], prefix=prefix, **options))
 
 
 @pytest.mark.parametrize("seed", range(3, 8))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rope_fairseq.errors import UserError
-from rope_fairseq.position import BOUNDED, ENCODINGS, RELATIVE
+from rope_fairseq.position import BOUNDED, ENCODINGS
 
 PAD, EOS = 1, 2
 # Distances, buckets and original lengths so small that clipping and scaling act on these sentences.
@@ -48,6 +48,8 @@ VARIANTS = [
     {"position_encoding": "none"},
 ]
 IDS = [" ".join(map(str, variant.values())) for variant in VARIANTS]
+# Those by which a score depends on the distance of query and key and not on their places.
+RELATIVE = ("rope", "shaw", "transformer-xl", "t5", "deberta", "alibi")
 every_encoding = pytest.mark.parametrize("options", VARIANTS, ids=IDS)
 in_both_precisions = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"]
@@ -218,7 +220,9 @@ def test_activation_checkpointing_gives_the_same_gradients(small, options, dtype
             torch.testing.assert_close(gradients[1][name], gradient, msg=name)
         else:  # without gradients to record, another kernel runs first, which rounds otherwise
             difference = (gradients[1][name] - gradient).float().norm()
-            assert difference <= 0.1 * gradient.float().norm() + 0.02, name
+            scale = max(g.float().norm() / g.numel() ** 0.5 for g in gradients[0].values())
+            noise = 0.01 * scale * gradient.numel() ** 0.5
+            assert difference <= 0.1 * gradient.float().norm() + noise, name
 
 
 @every_encoding
@@ -228,8 +232,10 @@ def test_every_parameter_gets_a_gradient(small, options, dtype):
     source, target = sentences([5, 3]), sentences([4, 6], seed=1)
     sum(out[:, 7].float().sum() for out in run(model, source, target)).backward()
     missing = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    # A constant added to all keys of a query changes no softmax: k_proj.bias has none by nature,
-    # except where keys are rotated or multiplied with positions.
+    # A constant added to all keys of a query changes no softmax: k_proj.bias has no gradient by
+    # nature but that of rounding, except where keys are rotated or multiplied with positions.
+    if options["position_encoding"] in ("rope", "deberta"):
+        assert missing == []
     assert [n for n in missing if not n.endswith("k_proj.bias")] == []
 
 
@@ -243,7 +249,9 @@ def test_four_times_the_trained_length_is_finite_or_refused(small, options, dtyp
     limit = model.max_positions()
     assert limit == (trained, trained)
     if options["position_encoding"] in BOUNDED:
-        with pytest.raises((UserError, IndexError)):
+        # learned is one of fairseq's modules; what it refuses, its search never asks for.
+        error = UserError if options["position_encoding"] == "tupe" else IndexError
+        with pytest.raises(error):
             run(model, long, long)
         return
     source = collate(long)

@@ -1,6 +1,7 @@
 """Registration with fairseq: every architecture through every front end gives the same model."""
 
 import argparse
+import itertools
 import logging
 import re
 
@@ -21,6 +22,7 @@ from omegaconf import OmegaConf
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.config import SIZES
 from rope_fairseq.models.rope_transformer import RopeTransformerModel
+from rope_fairseq.position import ENCODINGS
 from tests.conftest import SMALL, TinyTask
 
 ARCHITECTURES = list(SIZES)
@@ -266,3 +268,67 @@ def test_the_cutoffs_of_adaptive_softmax_may_be_text(small):
 def test_attention_dropout_has_the_name_that_retain_dropout_modules_knows(small):
     model = small()
     assert model.encoder.layers[0].self_attn.dropout_module.module_name == "MultiheadAttention"
+
+
+OTHERS = list(itertools.permutations(ENCODINGS, 2))
+
+
+@pytest.mark.parametrize("before, after", OTHERS, ids=["-".join(pair) for pair in OTHERS])
+def test_a_model_goes_on_with_another_encoding(small, before, after):
+    """With all of its own parameters but the positions', which begin anew."""
+    model = small(position_encoding=after, seed=5)
+    fresh = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = small(position_encoding=before).state_dict()
+    model.load_state_dict(dict(state))
+    for name, tensor in model.state_dict().items():
+        is_position = {"embed_positions", "shared_positions", "position"} & set(name.split("."))
+        assert torch.equal(tensor, fresh[name] if is_position else state[name]), name
+
+
+@pytest.mark.parametrize("encoding", ["learned", "shaw", "transformer-xl", "t5", "deberta"])
+def test_a_checkpoint_that_lacks_some_positions_is_refused(small, encoding):
+    state = small(position_encoding=encoding).state_dict()
+    decoders = [n for n in state if n.startswith("decoder.") and "position" in n]
+    assert decoders
+    for name in decoders:
+        del state[name]
+    with pytest.raises(RuntimeError, match="Missing key"):
+        small(position_encoding=encoding).load_state_dict(state)
+
+
+@pytest.mark.parametrize("encoding", ["shaw", "transformer-xl", "t5", "tupe", "deberta"])
+def test_the_layers_that_are_kept_keep_their_positions(small, encoding):
+    whole = small(position_encoding=encoding, encoder_layers=3, decoder_layers=3)
+    kept = {"encoder_layers_to_keep": "0,2", "decoder_layers_to_keep": "0,2"}
+    sizes = {"position_encoding": encoding, "encoder_layers": 3, "decoder_layers": 3}
+    model = small(**sizes, **kept, seed=5)
+    cfg = OmegaConf.create({"_name": "rope_transformer", **sizes, **kept})
+    model.load_state_dict(whole.state_dict(), model_cfg=cfg)
+    state, expected = model.state_dict(), whole.state_dict()
+    for name in state:
+        source = name.replace(".layers.1.", ".layers.2.")
+        assert torch.equal(state[name], expected[source]), name
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            {"position_encoding": "alibi", "rope_scaling": "linear", "rope_scaling_factor": 2.0},
+            "--rope-scaling linear: has no effect with --position-encoding alibi",
+        ),
+        (
+            {"rope_scaling_factor": 2.0},
+            "--rope-scaling-factor 2: has no effect without --rope-scaling",
+        ),
+        ({"relative_buckets": 7}, "--relative-buckets 7: must be even and at least 4"),
+        ({"relative_max_distance": 0}, "--relative-max-distance 0: must be at least 1"),
+        (
+            {"position_encoding": "t5", "relative_max_distance": 16},
+            "--relative-max-distance 16: must be above half of --relative-buckets 32",
+        ),
+    ],
+)
+def test_options_of_encodings_are_checked(small, settings, message):
+    with pytest.raises(UserError, match="^" + re.escape(message)):
+        small(**settings)

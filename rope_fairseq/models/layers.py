@@ -209,8 +209,7 @@ def _wrap(layer: nn.Module, cfg: Any) -> nn.Module:
 
 
 class _CarriesPositions:
-    """What encoder and decoder have in common: their layers' position encoding, and loading
-    checkpoints of models with another one."""
+    """An encoder or decoder whose layers' self-attention carries a position encoding."""
 
     def _give_position(self: Any, layer: Any, side: Side, cfg: Any) -> None:
         """Let a new layer's self-attention carry the encoding."""
@@ -219,34 +218,6 @@ class _CarriesPositions:
         layer.self_attn.position = build_position_encoding(
             cfg.position_options, side, self.shared_positions
         )
-
-    def upgrade_state_dict_named(
-        self: Any, state_dict: dict[str, Tensor], name: str
-    ) -> dict[str, Tensor]:
-        """Positions of a checkpoint mean nothing to another encoding: they are dropped, and this
-        one begins with its initial values."""
-
-        def of_positions(key: str) -> bool:
-            parts = key.removeprefix(f"{name}.").split(".")
-            return key.startswith(f"{name}.") and (
-                parts[0] in ("embed_positions", "shared_positions") or "position" in parts
-            )
-
-        own = {f"{name}.{key}": tensor for key, tensor in self.state_dict().items()}
-        wanted = {key for key in own if of_positions(key)}
-        stored = {key for key in state_dict if of_positions(key)}
-        for key in sorted(stored - wanted):
-            logger.info("dropping %s of the checkpoint: not of this position encoding", key)
-            del state_dict[key]
-        # Where the checkpoint has some of them, the others are missing by mistake.
-        if not stored & wanted:
-            for key in sorted(wanted):
-                logger.warning("%s is not in the checkpoint: begins with its initial value", key)
-                state_dict[key] = own[key]
-        upgraded: dict[str, Tensor] = super().upgrade_state_dict_named(  # type: ignore[misc]
-            state_dict, name
-        )
-        return upgraded
 
 
 def _prepare(side: Any) -> None:

@@ -5,15 +5,22 @@ import logging
 from dataclasses import fields
 from typing import Any
 
-from fairseq.dataclass.utils import eval_str_list, gen_parser_from_dataclass
+from fairseq.checkpoint_utils import prune_state_dict
+from fairseq.dataclass.utils import (
+    convert_namespace_to_omegaconf,
+    eval_str_list,
+    gen_parser_from_dataclass,
+)
 from fairseq.models import MODEL_REGISTRY, register_model, register_model_architecture
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor, nn
 
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.config import SIZES, RopeTransformerConfig, fill_sizes
 from rope_fairseq.models.layers import RopeDecoder, RopeEncoder
+from rope_fairseq.models.loading import match_positions
 from rope_fairseq.position import ABSOLUTE, PositionOptions
 from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES
 
@@ -70,6 +77,23 @@ class RopeTransformerModel(TransformerModelBase):
     @classmethod
     def build_decoder(cls, cfg: Any, tgt_dict: Any, embed_tokens: Any) -> RopeDecoder:
         return RopeDecoder(cfg, tgt_dict, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
+
+    def load_state_dict(
+        self,
+        state_dict: dict[str, Tensor],
+        strict: bool = True,
+        model_cfg: Any = None,
+        args: argparse.Namespace | None = None,
+    ) -> Any:
+        """As in fairseq; the checkpoint may be of a model with another position encoding. That is
+        seen to last, when the layers that are kept (``--encoder-layers-to-keep``) have their
+        numbers."""
+        if model_cfg is None and args is not None:
+            model_cfg = convert_namespace_to_omegaconf(args).model
+        self.upgrade_state_dict(state_dict)
+        state = prune_state_dict(state_dict, model_cfg)
+        match_positions(self, state)
+        return nn.Module.load_state_dict(self, state, strict)
 
     @classmethod
     def from_pretrained(

@@ -8,13 +8,7 @@ from rope_fairseq.errors import UserError
 from rope_fairseq.position.alibi import AlibiPositionEncoding
 from rope_fairseq.position.base import PositionEncoding, Side
 from rope_fairseq.position.deberta import DebertaPositionEncoding, DistanceEmbedding
-from rope_fairseq.position.options import (
-    ABSOLUTE,
-    BOUNDED,
-    ENCODINGS,
-    RELATIVE,
-    PositionOptions,
-)
+from rope_fairseq.position.options import ABSOLUTE, BOUNDED, ENCODINGS, PositionOptions
 from rope_fairseq.position.rope import RotaryPositionEncoding
 from rope_fairseq.position.shaw import ShawPositionEncoding
 from rope_fairseq.position.t5 import RelativeBuckets, T5PositionEncoding
@@ -25,7 +19,6 @@ __all__ = [
     "ABSOLUTE",
     "BOUNDED",
     "ENCODINGS",
-    "RELATIVE",
     "PositionEncoding",
     "PositionOptions",
     "RotaryPositionEncoding",

@@ -21,8 +21,8 @@ class DistanceEmbedding(nn.Module):
 
     def __init__(self, side: Side, max_distance: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(2 * max_distance, side.embed_dim))
-        nn.init.normal_(self.weight, std=side.embed_dim**-0.5)
+        self.distance_embedding = nn.Parameter(torch.empty(2 * max_distance, side.embed_dim))
+        nn.init.normal_(self.distance_embedding, std=side.embed_dim**-0.5)
 
 
 class DebertaPositionEncoding(PositionEncoding):
@@ -41,7 +41,7 @@ class DebertaPositionEncoding(PositionEncoding):
     def _project(self, projection: nn.Module, distance: Tensor) -> Tensor:
         """W P of each distance (first minus second argument of δ): [num_heads, columns,
         head_dim]."""
-        table: Tensor = self.shared.module.weight
+        table: Tensor = self.shared.module.distance_embedding
         k = table.size(0) // 2
         projected = projection(F.embedding((distance + k).clamp(0, 2 * k - 1), table))
         return projected.unflatten(-1, (self.side.num_heads, -1)).transpose(0, 1)

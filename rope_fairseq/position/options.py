@@ -21,9 +21,6 @@ ENCODINGS = (
 #: Encodings that are added to the token embeddings; the model builds them, not the attention.
 ABSOLUTE = ("sinusoidal", "learned")
 
-#: Encodings by which a score depends on the distance of query and key and not on their places.
-RELATIVE = ("rope", "shaw", "transformer-xl", "t5", "deberta", "alibi")
-
 #: Encodings with a parameter for each position: longer sentences are refused.
 BOUNDED = ("learned", "tupe")
 
@@ -73,12 +70,20 @@ class PositionOptions:
         if self.encoding in BUCKETED and self.max_distance <= buckets // 2:
             raise UserError(
                 f"--relative-max-distance {self.max_distance}: must be above half of "
-                f"--relative-buckets {buckets}, which hold a single distance each"
+                f"--relative-buckets {buckets}, which hold a single distance each in the decoder"
             )
 
     def _check_scaling(self) -> None:
         scaling, factor = self.rope_scaling, self.rope_scaling_factor
         original, extra = self.rope_original_max_positions, self.rope_target_extra
+        if scaling != "none" and self.encoding != "rope":
+            raise UserError(
+                f"--rope-scaling {scaling}: has no effect with --position-encoding {self.encoding}"
+            )
+        if factor is not None and scaling == "none":
+            raise UserError(
+                f"--rope-scaling-factor {factor:g}: has no effect without --rope-scaling"
+            )
         _check(
             "--rope-scaling-factor",
             factor,

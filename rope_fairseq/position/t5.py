@@ -54,18 +54,18 @@ class RelativeBuckets(nn.Module):
     def __init__(self, side: Side, buckets: int, max_distance: int) -> None:
         super().__init__()
         self.bidirectional, self.max_distance = side.bidirectional, max_distance
-        self.weight = nn.Parameter(torch.empty(buckets, side.num_heads))
-        nn.init.normal_(self.weight, std=side.embed_dim**-0.5)
+        self.bucket_bias = nn.Parameter(torch.empty(buckets, side.num_heads))
+        nn.init.normal_(self.bucket_bias, std=side.embed_dim**-0.5)
 
     def forward(self, tgt_len: int, src_len: int) -> Tensor:
         """b of each pair of query and key: [num_heads, tgt_len, src_len]."""
         bucket = relative_buckets(
-            distances(tgt_len, src_len, self.weight.device),
+            distances(tgt_len, src_len, self.bucket_bias.device),
             self.bidirectional,
-            self.weight.size(0),
+            self.bucket_bias.size(0),
             self.max_distance,
         )
-        return toeplitz(F.embedding(bucket, self.weight).t(), tgt_len, src_len)
+        return toeplitz(F.embedding(bucket, self.bucket_bias).t(), tgt_len, src_len)
 
 
 class T5PositionEncoding(PositionEncoding):
