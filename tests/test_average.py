@@ -172,6 +172,17 @@ def test_checkpoints_of_another_model_are_refused_by_file_and_difference(
     assert str(error.value).startswith(f"{second}: {says}")
 
 
+@pytest.mark.parametrize("value, same", [(32, True), (16, False)])
+def test_an_option_that_an_older_version_did_not_have_was_at_its_default(tmp_path, value, same):
+    older = checkpoint(tmp_path / "older.pt")
+    newer = checkpoint(tmp_path / "newer.pt", relative_buckets=value)
+    if same:
+        average_checkpoints([older, newer])
+    else:
+        with pytest.raises(UserError, match="relative_buckets is 16, but 32 in"):
+            average_checkpoints([older, newer])
+
+
 def test_another_dropout_is_still_the_same_model(tmp_path):
     paths = [
         checkpoint(tmp_path / f"{i}.pt", encoder_layerdrop=rate) for i, rate in enumerate((0, 0.2))

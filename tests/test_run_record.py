@@ -164,3 +164,11 @@ def test_what_is_no_run_is_refused(work, tmp_path, capsys):
     assert "train.log: No such file" in refused(work, tmp_path, capsys)
     with pytest.raises(UserError, match="the step train is not finished"):
         run_record.make(tmp_path)
+
+
+@pytest.mark.parametrize("loss", ["nan", "inf"])
+def test_a_run_that_has_diverged_is_refused(loss, work, tmp_path, capsys):
+    log = START + VALID.format(loss, 10, "") + "done training in 12.34 seconds\n"
+    (work / "logs/train.log").write_text(log)
+    error = refused(work, tmp_path, capsys)
+    assert f"train.log: validation loss {loss} at update 10: it has diverged" in error

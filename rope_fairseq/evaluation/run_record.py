@@ -9,6 +9,7 @@ run that is unfinished, or in which a step ran on something else than what is th
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ NO_OVERRIDES = ("tokens_per_update", "task.source_lang", "task.target_lang")
 COMMIT = re.compile(r"commit: (\S+)")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: [\d,]+\)")
 VALID = re.compile(
-    r"epoch \d+ \| valid on 'valid' subset \| loss ([\d.]+) .*\| num_updates (\d+)\b"
+    r"epoch \d+ \| valid on 'valid' subset \| loss ([\d.]+|nan|-?inf) .*\| num_updates (\d+)\b"
 )
 DONE = re.compile(r"done training in ([\d.]+) seconds")
 
@@ -75,6 +76,10 @@ def read_log(path: Path) -> dict[str, Any]:
         elif found := VALID.search(line):
             # What was trained again after an interruption has been validated again.
             losses[int(found[2])] = float(found[1])
+            if not math.isfinite(losses[int(found[2])]):
+                raise UserError(
+                    f"{path}: validation loss {found[1]} at update {found[2]}: it has diverged"
+                )
         elif found := DONE.search(line):
             ends.append(float(found[1]))
     if not parameters or not ends:

@@ -39,11 +39,16 @@ class DebertaPositionEncoding(PositionEncoding):
         nn.init.xavier_uniform_(self.query_projection.weight)
 
     def _project(self, projection: nn.Module, distance: Tensor) -> Tensor:
-        """W P of each distance (first minus second argument of δ): [num_heads, columns,
+        """W P / √(3d) of each distance (first minus second argument of δ): [num_heads, columns,
         head_dim]."""
         table: Tensor = self.shared.module.distance_embedding
         k = table.size(0) // 2
-        projected = projection(F.embedding((distance + k).clamp(0, 2 * k - 1), table))
+        row = (distance + k).clamp(0, 2 * k - 1)
+        if row.numel() > 2 * k:  # some distances are alike
+            projected = F.embedding(row, projection(table))
+        else:
+            projected = projection(F.embedding(row, table))
+        projected = projected * (self.terms * self.side.head_dim) ** -0.5
         return projected.unflatten(-1, (self.side.num_heads, -1)).transpose(0, 1)
 
     def score_bias(self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -58,6 +63,4 @@ class DebertaPositionEncoding(PositionEncoding):
             # For a key the queries are what keys are for a query, in the opposite direction.
             by_query = by_key(products(key, queries.flip(1)), tgt_len)
             position_to_content = by_query.transpose(2, 3)
-        return (content_to_position + position_to_content) * (
-            self.terms * self.side.head_dim
-        ) ** -0.5
+        return content_to_position + position_to_content

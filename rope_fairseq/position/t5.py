@@ -65,7 +65,7 @@ class RelativeBuckets(nn.Module):
             self.bucket_bias.size(0),
             self.max_distance,
         )
-        return toeplitz(F.embedding(bucket, self.bucket_bias).t(), tgt_len, src_len)
+        return toeplitz(F.embedding(bucket, self.bucket_bias).t().contiguous(), tgt_len, src_len)
 
 
 class T5PositionEncoding(PositionEncoding):

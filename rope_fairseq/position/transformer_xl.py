@@ -49,11 +49,12 @@ class TransformerXLPositionEncoding(PositionEncoding):
     def score_bias(self, query: Tensor, key: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         tgt_len, src_len = query.size(2), key.size(2)
         biases: TransformerXLBiases = self.shared.module
+        scale = self.side.head_dim**-0.5  # before the products, which in half precision round
         sinusoids = self._sinusoids(tgt_len, src_len, query.device)
         # [columns, embed_dim] -> [num_heads, columns, head_dim]
-        relative = self.projection(sinusoids.to(self.projection.weight.dtype))
+        relative = self.projection(sinusoids.to(self.projection.weight.dtype)) * scale
         relative = relative.unflatten(-1, (self.side.num_heads, -1)).transpose(0, 1)
         position = by_key(products(query + biases.position_bias[:, None], relative), src_len)
         # [batch, num_heads, 1, src_len]
-        content = torch.matmul(biases.content_bias[:, None].type_as(key), key.transpose(2, 3))
-        return (position + content) * self.side.head_dim**-0.5
+        content_bias = (biases.content_bias * scale)[:, None].type_as(key)
+        return position + torch.matmul(content_bias, key.transpose(2, 3))
