@@ -1,9 +1,6 @@
 """scripts/encodings.sh: a short training of each encoding, and the record of what came out."""
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +10,7 @@ import yaml
 
 from benchmarks.encodings import SOURCES
 from tests.tiny import ROOT, run, scripts
-from tests.toy import toy_project
+from tests.toy import kill_during_training, toy_project
 
 SCRIPT = ROOT / "scripts" / "encodings.sh"
 OPTIONS = ("--encodings", "none", "--updates", "22")
@@ -28,28 +25,8 @@ def encodings_sh(project: Path, *words: str, **settings) -> subprocess.Completed
     return run(project / "scripts" / "encodings.sh", *words, **settings)
 
 
-def kill_during_training(project: Path, update: int) -> None:
-    command = [str(project / "scripts" / "encodings.sh"), *OPTIONS]
-    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if re.search(rf"epoch 0.*num_updates[ =]{update}\b", line):
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-        else:
-            raise AssertionError(f"the run ended before update {update}")
-
-
 def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project):
-    kill_during_training(project, 10)
+    kill_during_training(project / "scripts" / "encodings.sh", *OPTIONS, update=10)
     kept = project / "results" / "short-none-seed1.json"
     assert not kept.exists()
 

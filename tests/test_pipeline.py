@@ -2,9 +2,7 @@
 score, on a project of its own with a toy corpus."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ import torch
 import yaml
 
 from tests.tiny import run, scripts
-from tests.toy import toy_project
+from tests.toy import kill_during_training, toy_project
 
 PREPARE = ["data", "clean", "bpe", "encode", "binarize", "sign"]
 STEPS = [*PREPARE, "train", "average", "translate", "score"]
@@ -44,29 +42,8 @@ def what_ran(output: str) -> dict[str, str]:
     return dict(re.findall(rf"^({'|'.join(STEPS)}): (running|up to date)", output, re.MULTILINE))
 
 
-def kill_during_training(project: Path, update: int) -> None:
-    """Start reproduce.sh and kill it and all its processes in the middle of training."""
-    command = [str(project / "scripts" / "reproduce.sh"), "toy"]
-    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if re.search(rf"epoch 0.*num_updates[ =]{update}\b", line):
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-        else:
-            raise AssertionError(f"the run ended before update {update}")
-
-
 def test_from_raw_text_to_scores_through_a_kill(project):
-    kill_during_training(project, 14)
+    kill_during_training(project / "scripts" / "reproduce.sh", "toy", update=14)
     work = project / "exp" / "toy"
     assert not (work / "manifests" / "train.json").exists()
     assert (work / "checkpoints" / "checkpoint_last.pt").is_file()

@@ -1,6 +1,11 @@
 """A project of its own with a toy corpus: the scripts and the package, and one recipe."""
 
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -46,3 +51,23 @@ def toy_project(folder: Path, recipe_name: str) -> Path:
     recipe["clean"]["drop_duplicates"] = False
     (folder / "configs" / "recipes" / f"{recipe_name}.yaml").write_text(yaml.safe_dump(recipe))
     return folder
+
+
+def kill_during_training(script: Path, *words: str, update: int) -> None:
+    """Start a script and kill it and all its processes in the middle of training."""
+    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [script, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        encoding="utf-8",
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if re.search(rf"epoch 0.*num_updates[ =]{update}\b", line):
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        else:
+            raise AssertionError(f"the run ended before update {update}")
