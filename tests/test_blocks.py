@@ -86,7 +86,7 @@ def test_no_process_outlives_a_killed_parent() -> None:
         "sys.modules['rope_fairseq'] = package = types.ModuleType('rope_fairseq')\n"
         f"package.__path__ = [{str(ROOT / 'rope_fairseq')!r}]\n"
         "from rope_fairseq.corpus.blocks import ordered_map\n"
-        "def work(n): print(os.getpid(), flush=True); time.sleep(100)\n"
+        "def work(n): os.write(1, b'%d\\n' % os.getpid()); time.sleep(100)\n"
         "list(ordered_map(work, range(2), 2))"
     )
     parent = subprocess.Popen(

@@ -213,7 +213,7 @@ def test_user_errors_are_one_line_and_others_keep_their_traceback():
     result = python(raised + "UserError('--rope-base 0: must be\\n a positive number')")
     assert (result.returncode, result.stderr) == (
         1,
-        "error: --rope-base 0: must be positive\n",
+        "error: --rope-base 0: must be a positive number\n",
     )
     result = python(raised + "KeyError('x')")
     assert result.returncode == 1 and "Traceback" in result.stderr

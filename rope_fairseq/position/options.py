@@ -76,14 +76,6 @@ class PositionOptions:
     def _check_scaling(self) -> None:
         scaling, factor = self.rope_scaling, self.rope_scaling_factor
         original, extra = self.rope_original_max_positions, self.rope_target_extra
-        if scaling != "none" and self.encoding != "rope":
-            raise UserError(
-                f"--rope-scaling {scaling}: has no effect with --position-encoding {self.encoding}"
-            )
-        if factor is not None and scaling == "none":
-            raise UserError(
-                f"--rope-scaling-factor {factor:g}: has no effect without --rope-scaling"
-            )
         _check(
             "--rope-scaling-factor",
             factor,
@@ -93,6 +85,14 @@ class PositionOptions:
         is_length = original is None or original >= 1
         _check("--rope-original-max-positions", original, is_length, "at least 1")
         _check("--rope-target-extra", extra, extra >= 0, "at least 0")
+        if scaling != "none" and self.encoding != "rope":
+            raise UserError(
+                f"--rope-scaling {scaling}: has no effect with --position-encoding {self.encoding}"
+            )
+        if factor is not None and scaling == "none":
+            raise UserError(
+                f"--rope-scaling-factor {factor:g}: has no effect without --rope-scaling"
+            )
         if factor is None and scaling in ("linear", "ntk", "yarn"):
             raise UserError(
                 f"--rope-scaling {scaling}: needs --rope-scaling-factor, how many times longer "
