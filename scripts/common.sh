@@ -60,12 +60,12 @@ start_script() {
             --vocab-size | --source-lang | --target-lang | --tokens-per-update | --max-update)
                 (($# > 1)) || die "$1 needs a value"
                 RECIPE_ARGS+=("$1" "$2"); shift ;;
-            --downloads=* | --mirror=* | --held-out=*)
+            --downloads=* | --mirror=* | --held-out=* | --classes=*)
                 set -- x "${1%%=*}" "${1#*=}" "${@:2}" ;;
             --downloads)
                 (($# > 1)) || die "$1 needs a folder"
                 DOWNLOADS=("$1" "$2"); shift ;;
-            --mirror | --held-out)
+            --mirror | --held-out | --classes)
                 (($# > 1)) || die "$1 needs a value"
                 DATA_ARGS+=("$1" "$2"); shift ;;
             --devices | --max-tokens | --nodes | --node-rank | --master)  # of train.sh
