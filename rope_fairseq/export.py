@@ -27,6 +27,7 @@ from torch import Tensor
 from rope_fairseq.ctranslate2_engine import WEIGHTS_FILE, ctranslate2
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.multihead_attention import PositionedAttention
+from rope_fairseq.multihead_linear_attention import LinearSelfAttention
 from rope_fairseq.position import PositionOptions
 from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE
 from rope_fairseq.translate import Model, load_model
@@ -83,6 +84,8 @@ def check_served(transformer: Any) -> None:
         raise UserError(
             f"--activation-fn {cfg.activation_fn}: CTranslate2 has {', '.join(ACTIVATIONS)}"
         )
+    if any(isinstance(module, LinearSelfAttention) for module in transformer.modules()):
+        raise UserError("--attention-kind linear: CTranslate2 has softmax attention only")
     position = _position(transformer)
     if position is not None and position.encoding not in ENCODINGS:
         raise UserError(

@@ -125,7 +125,8 @@ def test_every_option_has_help_that_states_its_range(capsys):
     text = " ".join(parser.format_help().split())
     for words in ("rope, sinusoidal, learned, shaw", "interleaved, half", "above 0, at most 1"):
         assert words in text
-    assert all(action.help for action in parser._actions if re.search("rope|relative", action.dest))
+    own = [action for action in parser._actions if re.search("rope|relative|linear", action.dest)]
+    assert len(own) == 11 and all(action.help for action in own)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from fairseq.models.transformer.transformer_config import (
     QuantNoiseConfig,
 )
 
+from rope_fairseq.attention_kind import KINDS, LINEAR_ENCODINGS, AttentionKind
 from rope_fairseq.position import ENCODINGS, PositionOptions
 from rope_fairseq.position.options import BUCKETED, MAX_DISTANCES
 from rope_fairseq.precision import COMPUTE_DTYPES
@@ -84,6 +85,26 @@ OWN_FIELDS: tuple[tuple[str, Any, Any, str], ...] = (
         int,
         _DEFAULT.relative_buckets,
         f"buckets of distances with {' and '.join(BUCKETED)}; even, at least 4",
+    ),
+    (
+        "attention_kind",
+        str,
+        AttentionKind.kind,
+        f"how self-attention is computed; one of {', '.join(KINDS)}: the time and memory of linear "
+        f"attention grow with the length, not its square; it carries {', '.join(LINEAR_ENCODINGS)}",
+    ),
+    (
+        "linear_feature_map",
+        str,
+        AttentionKind.feature_map,
+        "features of queries and keys in linear attention; elu: elu(x) + 1; softmax: softmax of a "
+        "query's channels, exp of a key's; favor: Performer's positive random features",
+    ),
+    (
+        "linear_features",
+        Optional[int],  # noqa: UP045
+        AttentionKind.features,
+        "number of random features of a head with favor; default d·ln d for heads of d channels",
     ),
     (
         "compute_dtype",

@@ -1,6 +1,7 @@
 """Encoder and decoder of the RoPE Transformer: fairseq's, with attention that knows positions."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from fairseq.modules.transformer_layer import (
 from torch import Tensor, nn
 
 from rope_fairseq.dropout import Dropout, add_dropped
+from rope_fairseq.feature_maps import build_feature_map
 from rope_fairseq.multihead_attention import PositionedAttention
+from rope_fairseq.multihead_linear_attention import LinearSelfAttention
 from rope_fairseq.position import Side, build_position_encoding, build_shared
 from rope_fairseq.precision import computing_in
 from rope_fairseq.ready_linear import make_linears_ready
@@ -27,15 +30,18 @@ def _self_attention(
     layer: nn.Module, embed_dim: int, side: Any, cfg: Any, causal: bool
 ) -> PositionedAttention:
     """Without a position encoding, which the encoder or decoder gives it."""
-    return PositionedAttention(
-        embed_dim,
-        side.attention_heads,
+    arguments = dict(
         causal=causal,
         dropout=cfg.attention_dropout,
         self_attention=True,
         q_noise=layer.quant_noise,
         qn_block_size=layer.quant_noise_block_size,
     )
+    kind, heads = cfg.attention_kind, side.attention_heads
+    if kind.kind == "softmax":
+        return PositionedAttention(embed_dim, heads, **arguments)
+    features = build_feature_map(kind.feature_map, embed_dim // heads, kind.features)
+    return LinearSelfAttention(embed_dim, heads, feature_map=features, **arguments)
 
 
 class _SubLayers:
@@ -213,6 +219,8 @@ class _CarriesPositions:
 
     def _give_position(self: Any, layer: Any, side: Side, cfg: Any) -> None:
         """Let a new layer's self-attention carry the encoding."""
+        if cfg.attention_kind.feature_map == "favor":
+            side = replace(side, random_features=layer.self_attn.feature_map.dim)
         if not hasattr(self, "shared_positions"):  # the first layer
             self.shared_positions = build_shared(cfg.position_options, side)
         layer.self_attn.position = build_position_encoding(
@@ -269,6 +277,11 @@ class RopeDecoder(_CarriesPositions, TransformerDecoderBase):
         if beamable_mm_beam_size is not None:
             self.set_beam_size(beamable_mm_beam_size)
         make_linears_ready(self)
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """An empty tensor, which says that the future is masked: self-attention knows how (see
+        ``causal`` in PositionedAttention). fairseq's has the square of the length in numbers."""
+        return tensor.new_empty(0)
 
     def forward(self, prev_output_tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As in fairseq; the projection to the vocabulary is computed in ``compute_dtype`` too."""

@@ -17,10 +17,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 
+from rope_fairseq.attention_kind import AttentionKind
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.config import SIZES, RopeTransformerConfig, fill_sizes
 from rope_fairseq.models.layers import RopeDecoder, RopeEncoder
-from rope_fairseq.models.loading import match_positions
+from rope_fairseq.models.loading import match_parts
 from rope_fairseq.position import ABSOLUTE, PositionOptions
 from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES
 
@@ -56,6 +57,10 @@ class RopeTransformerModel(TransformerModelBase):
         position = PositionOptions(
             options.position_encoding, **{name: getattr(options, name) for name in names}
         )
+        kind = AttentionKind(
+            options.attention_kind, options.linear_feature_map, options.linear_features
+        )
+        kind.check_carries(position)
         _refuse_unserved(options, task)
         _check_precision(options, cfg._get_parent() if isinstance(cfg, DictConfig) else None)
         nested = TransformerConfig.from_namespace(argparse.Namespace(**vars(options)))
@@ -63,11 +68,13 @@ class RopeTransformerModel(TransformerModelBase):
         nested.no_token_positional_embeddings = position.encoding not in ABSOLUTE
         nested.encoder.learned_pos = nested.decoder.learned_pos = position.encoding == "learned"
         nested.position_options = position
+        nested.attention_kind = kind
         nested.compute_dtype = options.compute_dtype
         model = super().build_model(nested, task)
         # The criterion fused_label_smoothed_cross_entropy computes in it too.
         model.compute_dtype = options.compute_dtype
         logger.info("position encoding: %s", position.describe())
+        logger.info("attention kind: %s", kind.describe())
         return model
 
     @classmethod
@@ -85,14 +92,14 @@ class RopeTransformerModel(TransformerModelBase):
         model_cfg: Any = None,
         args: argparse.Namespace | None = None,
     ) -> Any:
-        """As in fairseq; the checkpoint may be of a model with another position encoding. That is
-        seen to last, when the layers that are kept (``--encoder-layers-to-keep``) have their
-        numbers."""
+        """As in fairseq; the checkpoint may be of a model with another position encoding or kind
+        of attention. That is seen to last, when the layers that are kept
+        (``--encoder-layers-to-keep``) have their numbers."""
         if model_cfg is None and args is not None:
             model_cfg = convert_namespace_to_omegaconf(args).model
         self.upgrade_state_dict(state_dict)
         state = prune_state_dict(state_dict, model_cfg)
-        match_positions(self, state)
+        match_parts(self, state)
         return nn.Module.load_state_dict(self, state, strict)
 
     @classmethod

@@ -55,7 +55,12 @@ def build_position_encoding(
     match options.encoding:
         case "rope":
             extra = 0 if side.bidirectional else options.rope_target_extra
-            return RotaryPositionEncoding(options.rotary_spec(side.head_dim), extra)
+            if side.random_features is None:
+                spec = options.rotary_spec(side.head_dim)
+            else:
+                features = "--linear-features"
+                spec = options.rotary_spec(side.random_features, features, features)
+            return RotaryPositionEncoding(spec, extra)
         case "shaw":
             return ShawPositionEncoding(side, options.max_distance)
         case "transformer-xl":

@@ -16,12 +16,15 @@ class Side:
     Attributes:
         bidirectional: queries see keys behind themselves too: the encoder.
         max_positions: tokens of the longest sentence.
+        random_features: in linear attention, how many features of a query or key of one head there
+            are and may be rotated, where they are not one for each channel.
     """
 
     embed_dim: int
     num_heads: int
     bidirectional: bool
     max_positions: int = 1024
+    random_features: int | None = None
 
     @property
     def head_dim(self) -> int:

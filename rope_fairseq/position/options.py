@@ -111,8 +111,17 @@ class PositionOptions:
         """``--relative-max-distance``, or the paper's."""
         return self.relative_max_distance or MAX_DISTANCES[self.encoding]
 
-    def rotary_spec(self, head_dim: int) -> RotarySpec:
+    def rotary_spec(
+        self,
+        head_dim: int,
+        what: str = "head dimension",
+        remedy: str = "--encoder/--decoder-embed-dim, -attention-heads",
+    ) -> RotarySpec:
         """The rotation of a head of ``head_dim`` channels.
+
+        Args:
+            what: the name of their number in messages.
+            remedy: the options that change it.
 
         Raises:
             UserError: the rotated part of the head is not a whole, even number of channels, or
@@ -121,14 +130,14 @@ class PositionOptions:
         dim = round(self.rope_fraction * head_dim)
         if dim < 2 or dim % 2 or abs(dim - self.rope_fraction * head_dim) > 1e-6:
             raise UserError(
-                f"head dimension {head_dim} with --rope-fraction {self.rope_fraction} rotates "
+                f"{what} {head_dim} with --rope-fraction {self.rope_fraction} rotates "
                 f"{self.rope_fraction * head_dim:g} channels: rope needs an even number of at "
-                "least 2; change --encoder/--decoder-embed-dim, -attention-heads or the fraction"
+                f"least 2; change {remedy} or the fraction"
             )
         if dim == 2 and self.rope_scaling in ("ntk", "dynamic"):
             raise UserError(
                 f"--rope-scaling {self.rope_scaling}: needs at least 4 rotated channels a head, "
-                f"and head dimension {head_dim} with --rope-fraction {self.rope_fraction} has 2"
+                f"and {what} {head_dim} with --rope-fraction {self.rope_fraction} has 2"
             )
         return RotarySpec(
             dim,
