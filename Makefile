@@ -3,9 +3,10 @@
 # make test, make lint          the checks
 # make bench                    time and memory beside other systems, into README.md (make bench-full: more)
 # make bench-encodings          parameters and time of all position encodings, into README.md
+# make bench-lengths            time and memory of attention over length, softmax and linear, into README.md
 # make clean                    remove .venv, caches and build output; exp/ (your runs) stays
 
-.PHONY: venv demo test lint bench bench-full bench-encodings clean
+.PHONY: venv demo test lint bench bench-full bench-encodings bench-lengths clean
 
 venv: .venv/.complete
 
@@ -30,6 +31,9 @@ bench-full: venv
 
 bench-encodings: venv
 	@.venv/bin/python -m benchmarks.bench --only encodings --output results/encodings.json --page README.md
+
+bench-lengths: venv
+	@.venv/bin/python -m benchmarks.lengths --output results/lengths.json --page README.md
 
 clean:
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache && find . -name __pycache__ -prune -exec rm -rf {} +

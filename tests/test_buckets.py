@@ -4,7 +4,13 @@ import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from rope_fairseq.errors import UserError
-from rope_fairseq.evaluation.buckets import DEFAULT_BOUNDS, Bucket, bucketed_bleu, parse_bounds
+from rope_fairseq.evaluation.buckets import (
+    DEFAULT_BOUNDS,
+    Bucket,
+    bleu_by_lengths,
+    bucketed_bleu,
+    parse_bounds,
+)
 from rope_fairseq.evaluation.report import Report
 from rope_fairseq.evaluation.score import score_files
 
@@ -79,3 +85,20 @@ def test_bounds_are_read_and_wrong_ones_refused():
     for text in wrong:
         with pytest.raises(UserError, match=r"^--buckets .*rising order, such as 10,20,30$"):
             parse_bounds(text)
+
+
+def test_lengths_may_be_counted_by_the_caller():
+    references = [words(8, 10 * number) for number in range(4)]
+    hypotheses = [*references[:2], words(4, 20), words(4, 30)]
+    first, second, over = bleu_by_lengths(
+        hypotheses, references, "de", [32, 33, 64, 65], "source tokens", [32, 64]
+    )
+    assert [(b.shortest, b.longest, b.sentences) for b in (first, second, over)] == [
+        (0, 32, 1),
+        (33, 64, 2),
+        (65, None, 1),
+    ]
+    assert first.by == "source tokens" and first.value == pytest.approx(100)
+    assert second.value == BLEU().corpus_score(hypotheses[1:3], [references[1:3]]).score
+    # Tokens of the translations for each of the references: 8 + 4 of 8 + 8.
+    assert [b.length_ratio for b in (first, second, over)] == [1, 0.75, 0.5]

@@ -3,8 +3,9 @@
 Sentences are grouped by the number of words of the source if there is one (as in Bahdanau et al.,
 2015, arXiv 1409.0473, and Luong et al., 2015), else of the reference (as compare-mt does; Neubig
 et al., 2019). Words are what white space separates in the raw text: no tokenizer decides the
-groups. Each group has its corpus BLEU, sacreBLEU's with its defaults; their mean is not the BLEU
-of the whole, and in a group of a few sentences the number means little: the count stands beside.
+groups (:func:`bleu_by_lengths` takes lengths that were counted otherwise). Each group has its
+corpus BLEU, sacreBLEU's with its defaults; their mean is not the BLEU of the whole, and in a group
+of a few sentences the number means little: the count stands beside.
 """
 
 import re
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rope_fairseq.errors import UserError
-from rope_fairseq.evaluation.metrics import sacre_bleu
+from rope_fairseq.evaluation.metrics import sacre_bleu_metric
 
 DEFAULT_BOUNDS = (10, 20, 30, 40, 50, 60)
 
@@ -23,12 +24,15 @@ class Bucket:
     """The sentences of some lengths.
 
     Args:
-        by: whose words are counted: ``source`` or ``reference``.
-        shortest: the least number of words.
-        longest: the largest number of words; None in the last bucket.
+        by: what is counted: the words of the ``source`` or of the ``reference``, or ``source
+            tokens``.
+        shortest: the least number of them.
+        longest: the largest number of them; None in the last bucket.
         sentences: how many sentences have such a length.
         value: their corpus BLEU in points out of 100; None without sentences.
         signature: sacreBLEU's; empty without sentences.
+        length_ratio: sacreBLEU's tokens of the translations for each one of the references; None
+            without sentences, and where an older version wrote it.
     """
 
     by: str
@@ -37,6 +41,7 @@ class Bucket:
     sentences: int
     value: float | None
     signature: str
+    length_ratio: float | None = None
 
     @property
     def words(self) -> str:
@@ -85,17 +90,35 @@ def bucketed_bleu(
         the first.
     """
     by, counted = ("reference", references) if sources is None else ("source", sources)
+    lengths = [len(line.split()) for line in counted]
+    return bleu_by_lengths(hypotheses, references, language, lengths, by, bounds)
+
+
+def bleu_by_lengths(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    language: str,
+    lengths: Sequence[int],
+    by: str,
+    bounds: Sequence[int],
+) -> list[Bucket]:
+    """:func:`bucketed_bleu` with one length for each line, counted by the caller.
+
+    Args:
+        by: what was counted.
+    """
     members: list[list[int]] = [[] for _ in range(len(bounds) + 1)]
-    for number, line in enumerate(counted):
-        members[bisect_left(bounds, len(line.split()))].append(number)
+    for number, length in enumerate(lengths):
+        members[bisect_left(bounds, length)].append(number)
+    metric = sacre_bleu_metric(language)
     buckets = []
     for index, numbers in enumerate(members):
         shortest = bounds[index - 1] + 1 if index else 0
         longest = bounds[index] if index < len(bounds) else None
-        value, signature = None, ""
+        value, signature, ratio = None, "", None
         if numbers:
             chosen = [hypotheses[number] for number in numbers]
-            score = sacre_bleu(chosen, [references[number] for number in numbers], language)
-            value, signature = score.value, score.signature
-        buckets.append(Bucket(by, shortest, longest, len(numbers), value, signature))
+            score = metric.corpus_score(chosen, [[references[number] for number in numbers]])
+            value, signature, ratio = score.score, str(metric.get_signature()), score.ratio
+        buckets.append(Bucket(by, shortest, longest, len(numbers), value, signature, ratio))
     return buckets
