@@ -25,14 +25,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # The longest first, in this order: one process would be busy with them long after the others.
 SLOW_FILES = (
-    "test_readme.py",
-    "test_train_script.py",
-    "test_pipeline.py",
     "test_frontends.py",
-    "test_distributed.py",
-    "test_translate.py",
-    "test_bad_input.py",
+    "test_readme.py",
+    "test_pipeline.py",
     "test_prepare.py",
+    "test_train_script.py",
+    "test_bad_input.py",
+    "test_fused_criterion.py",
+    "test_translate.py",
+    "test_encodings_script.py",
+    "test_distributed.py",
+    "test_generator.py",
+    "test_bench.py",
+    "test_invariants.py",
     "test_packaging.py",
 )
 

@@ -6,13 +6,14 @@ the plugin, and waits; each command is a forked child of it. ``interpreter()`` n
 call in place of ``python``. Called with what imports fairseq (``-m fairseq_cli.MODULE``,
 ``-m rope_fairseq.MODULE``, a command of fairseq), it hands arguments, environment, folder and
 standard streams to the server and ends as the child does; called with anything else, it becomes the
-real interpreter.
+real interpreter. Forked too are the workers of torchrun (see ``for_torchrun``), and what
+``rope_fairseq.translate`` starts in turn.
 
 A child differs from a process of its own in what precedes the command's first line: fairseq is
 imported already, so what the import says is not seen, and all children have the same hash seed.
-Tests of the start itself and of several processes that train together use ``sys.executable``, and
-so do those that run everything as a user does: the first tests of test_readme.py, test_pipeline.py
-and test_translate.py.
+Tests of the start itself use ``sys.executable``, and so do those that run everything as a user
+does: test_readme.py up to the trained model, the first test of test_translate.py, the run that
+test_pipeline.py kills, and two processes that train together in test_distributed.py.
 """
 
 import contextlib
@@ -32,10 +33,11 @@ from pathlib import Path
 from types import ModuleType
 
 # What Python and the libraries read while they start: a request in which one of these is not as it
-# was for the server gets a process of its own. (transformers sets TORCHINDUCTOR_CACHE_DIR.)
+# was for the server gets a process of its own. (transformers sets TORCHINDUCTOR_CACHE_DIR; what
+# torchrun sets is read when processes join.)
 READ_AT_START = re.compile(
-    rb"(LANG|LC_|OMP_|MKL_|OPENBLAS_|TORCH(?!INDUCTOR_CACHE_DIR$)|PYTORCH|CUDA|LD_)"
-    rb"|PYTHON(?!$|PATH$|WARNINGS$|UTF8$)"
+    rb"(LANG|LC_|OMP_|MKL_|OPENBLAS_|TORCH(?!INDUCTOR_CACHE_DIR$|ELASTIC_|_NCCL_)|PYTORCH|CUDA|LD_)"
+    rb"|PYTHON(?!$|_EXEC$|PATH$|WARNINGS$|UTF8$)"
     rb"|(HOME|TMPDIR|TZ|LOGLEVEL)$"
 )
 IMPORTED = (
@@ -49,7 +51,7 @@ LOG_FIRST = re.compile(r"fairseq_cli\.(train|validate|interactive|preprocess)|.*
 PROGRAM = """#!/bin/sh
 case "$1 $2 $3" in
 "-m rope_fairseq."* | "-c import rope_fairseq"* | */scripts/tool.py" corpus binarize" | \
-    "-m fairseq_cli."* | "-u -m fairseq_cli."* | {bin}/fairseq-*)
+    "-m fairseq_cli."* | "-u -m fairseq_cli."* | {bin}/fairseq-* | "-u {bin}/fairseq-"*)
     exec {python} -I -S {file} ask {socket} "$@" ;;
 esac
 exec {python} "$@"
@@ -82,7 +84,7 @@ def interpreter(folder: Path) -> str:
         listener.bind(str(place / "socket"))
         listener.listen(64)
         server = subprocess.Popen(
-            [sys.executable, __file__, "serve", str(listener.fileno())],
+            [sys.executable, __file__, "serve", str(listener.fileno()), str(program)],
             stdin=subprocess.PIPE,  # closed when this process ends, however it does
             stdout=log,
             stderr=log,
@@ -97,9 +99,18 @@ def interpreter(folder: Path) -> str:
 def for_scripts(folder: Path) -> dict[str, str]:
     """Environment variables with which the scripts of scripts/ start fairseq in this way."""
     # common.sh puts the folder of the real interpreter in front of PATH; a function precedes that.
-    train = Path(sys.executable).with_name("fairseq-hydra-train")
-    function = f'() {{ "$PYTHON" {shlex.quote(str(train))} "$@"; }}'
-    return {"PYTHON": interpreter(folder), "BASH_FUNC_fairseq-hydra-train%%": function}
+    environment = {"PYTHON": interpreter(folder)}
+    for name in ("fairseq-hydra-train", "fairseq-interactive"):
+        program = Path(sys.executable).with_name(name)
+        function = f'() {{ "$PYTHON" {shlex.quote(str(program))} "$@"; }}'
+        environment[f"BASH_FUNC_{name}%%"] = function
+    return environment
+
+
+def for_torchrun(folder: Path) -> dict[str, str]:
+    """Environment variables with which torchrun starts its workers in this way, and the scripts all
+    but fairseq-hydra-train, of which torchrun needs the file."""
+    return {"PYTHON": interpreter(folder), "PYTHON_EXEC": interpreter(folder)}
 
 
 # In place of the interpreter ---------------------------------------------------------------------
@@ -195,8 +206,8 @@ def reply(client: socket.socket, number: int) -> None:
         client.sendall(number.to_bytes(8, "little"))
 
 
-def run(arguments: list[str]) -> None:
-    """Be the interpreter that is called with ``arguments``."""
+def run(arguments: list[str], forking: str) -> None:
+    """Be the interpreter that is called with ``arguments``; ``forking`` is the one that asks us."""
     import logging
     import runpy
 
@@ -222,6 +233,8 @@ def run(arguments: list[str]) -> None:
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)
     sys.argv[:] = arguments
+    if program == "rope_fairseq.translate":
+        sys.executable = forking  # with which it starts fairseq_cli.generate
     if arguments[0] == "-m":
         sys.path.insert(0, os.getcwd())
         runpy._run_module_as_main(program)
@@ -238,4 +251,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "ask":
         ask(*sys.argv[2:])
     del sys.path[0]
-    run(serve(socket.socket(fileno=int(sys.argv[2]))))
+    run(serve(socket.socket(fileno=int(sys.argv[2]))), sys.argv[3])

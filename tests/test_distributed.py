@@ -16,7 +16,7 @@ import torch
 
 from rope_fairseq.distributed import Launch, join, refuse_apart, torch_launch
 from rope_fairseq.errors import UserError
-from tests.tiny import fairseq, run, tiny_work, train_options
+from tests.tiny import fairseq, run, tiny_work, torchrun, train_options
 
 BIN = Path(sys.executable).parent
 UPDATES = 8
@@ -266,8 +266,8 @@ def together(tmp_path_factory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("together")
     script = folder / "fairseq_train.py"
     script.write_text(FAIRSEQ_TRAIN)
-    torchrun = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
-    result = run(*torchrun, script, *options(folder / "checkpoints"))
+    command = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
+    result = run(*command, script, *options(folder / "checkpoints"))
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "checkpoints", result.stdout + result.stderr
 
@@ -308,9 +308,9 @@ def error_lines(result: subprocess.CompletedProcess) -> list[str]:
 
 
 def test_every_process_refuses_a_world_size_that_torchrun_did_not_start(tmp_path):
-    torchrun = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
+    command = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2")
     arguments = options(tmp_path / "checkpoints", "--distributed-world-size", 3)
-    result = run(*torchrun, BIN / "fairseq-train", *arguments)
+    result = run(*command, BIN / "fairseq-train", *arguments, env=torchrun())
     assert result.returncode != 0
     line = "error: --distributed-world-size 3: torchrun started 2 processes; leave the option away"
     # torchrun ends the second process when the first one has ended.
@@ -338,8 +338,8 @@ def is_alive(pid: int) -> bool:
 
 
 def test_no_process_trains_on_when_torchrun_is_killed(tmp_path):
-    torchrun = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(BIN / "fairseq-train"), *options(tmp_path, "--max-update", 10**6)]
+    command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node", "2"]
+    command += [str(BIN / "fairseq-train"), *options(tmp_path, "--max-update", 10**6)]
     log = tmp_path / "log"
     with log.open("w") as output:
         process = subprocess.Popen(

@@ -26,7 +26,8 @@ def encodings_sh(project: Path, *words: str, **settings) -> subprocess.Completed
 
 
 def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project):
-    kill_during_training(project / "scripts" / "encodings.sh", *OPTIONS, update=10)
+    script = project / "scripts" / "encodings.sh"
+    kill_during_training(script, *OPTIONS, update=10, env=scripts())
     kept = project / "results" / "short-none-seed1.json"
     assert not kept.exists()
 

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,7 @@ def test_both_front_ends_reach_the_same_loss_on_the_same_seed(work, tmp_path):
         assert "position encoding: rope (base 500, layout interleaved" in output
 
 
-@pytest.mark.parametrize("count", [1, 7, 8, 9, 300, 3003])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1003])
 def test_default_options_lose_no_line(work, tmp_path, capsys, monkeypatch, count):
     for name in ("dict.en.txt", "dict.de.txt"):
         shutil.copy(work / "data-bin" / name, tmp_path)
@@ -191,7 +190,7 @@ def test_beam_search_options(work, capsys):
 @pytest.mark.parametrize("encoding", [name for name in ENCODINGS if name != "rope"])
 def test_the_other_encodings_train_and_generate(work, tmp_path, capsys, encoding):
     options = [*train_options(work), "--position-encoding", encoding]
-    options[options.index("--max-update") + 1] = "30"
+    options[options.index("--max-update") + 1] = "8"
     succeed(python("fairseq_cli.train", *options, "--save-dir", tmp_path))
     state = torch.load(tmp_path / "checkpoint_last.pt")
     assert state["cfg"]["model"]["position_encoding"] == encoding
@@ -322,10 +321,10 @@ def interruptible(work: Path, folder: Path) -> list[str]:
     ]
 
 
-def train_and_kill_at(python: str, command: list[str], update: int) -> None:
+def train_and_kill_at(command: list[str], update: int) -> None:
     """Train until the log shows ``update``, then SIGKILL."""
     with subprocess.Popen(
-        [python, "-m", *command],
+        [interpreter(), "-m", *command],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -350,9 +349,8 @@ def test_a_run_killed_between_and_inside_epochs_ends_as_the_undisturbed_one(work
     assert 2 * updates_an_epoch < last < 400  # patience has ended it, after several epochs
 
     command = interruptible(work, killed)
-    train_and_kill_at(sys.executable, command, 7)
-    for update in (updates_an_epoch + 1, last - 4):
-        train_and_kill_at(interpreter(), command, update)
+    for update in (7, updates_an_epoch + 1, last - 4):
+        train_and_kill_at(command, update)
     log = succeed(python(*command))
     assert "early stop since valid performance" in log
     again = python(*command)  # started after its end, it is complete

@@ -4,7 +4,6 @@ score, on a project of its own with a toy corpus."""
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,8 @@ def project(tmp_path_factory) -> Path:
     return toy_project(tmp_path_factory.mktemp("project"), "toy")
 
 
-def script(
-    project: Path, name: str, *arguments: str, python: str | None = None
-) -> subprocess.CompletedProcess:
-    """Run a script, with the interpreter ``python`` if that is given."""
-    environment = scripts() if python is None else {"PYTHON": python}
-    return run(project / "scripts" / name, *arguments, env=environment)
+def script(project: Path, name: str, *arguments: str) -> subprocess.CompletedProcess:
+    return run(project / "scripts" / name, *arguments, env=scripts())
 
 
 def succeed(result: subprocess.CompletedProcess) -> str:
@@ -48,7 +43,7 @@ def test_from_raw_text_to_scores_through_a_kill(project):
     assert not (work / "manifests" / "train.json").exists()
     assert (work / "checkpoints" / "checkpoint_last.pt").is_file()
 
-    output = succeed(script(project, "reproduce.sh", "toy", python=sys.executable))
+    output = succeed(script(project, "reproduce.sh", "toy"))
     assert what_ran(output) == {
         step: "up to date" if step in PREPARE else "running" for step in STEPS
     }
@@ -71,7 +66,7 @@ def test_from_raw_text_to_scores_through_a_kill(project):
     for step in STEPS:
         assert (work / "logs" / f"{step}.log").is_file()
 
-    again = succeed(script(project, "reproduce.sh", "toy", python=sys.executable))
+    again = succeed(script(project, "reproduce.sh", "toy"))
     assert what_ran(again) == dict.fromkeys(STEPS, "up to date")
 
 

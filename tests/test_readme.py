@@ -24,8 +24,11 @@ SMALL_MODEL = "".join(
         *("decoder_layers=1", "encoder_attention_heads=2", "decoder_attention_heads=2"),
     )
 )
-# The toy corpus is too small for 8,000 pieces, and a test too short for 8,000 updates.
+# The toy corpus is too small for 8,000 pieces, a test too short for 8,000 updates of all layers.
 SMALLER = {
+    "--arch rope_transformer_multi30k": (
+        "--arch rope_transformer_multi30k --encoder-layers 1 --decoder-layers 1"
+    ),
     "--vocab-size 8000": "--vocab-size 100",
     "--warmup-updates 2000": "--warmup-updates 20",
     "--max-tokens 4096 --max-update 8000 --save-interval-updates 500": (
@@ -77,13 +80,14 @@ def test_the_commands_of_the_readme_work_in_their_order(folder):
     for kind in ("sacreBLEU", "tokenized BLEU", "chrF2"):
         assert re.search(rf"^{kind} .*\d", output, re.MULTILINE)
 
-    output = run_block(folder, *BLOCKS[2])
+    # The starts that these commands take are seen in test_translate.py.
+    output = run_block(folder, *BLOCKS[2], scripts())
     assert (folder / "test.hyp.de").read_text().count("\n") == 12
     assert len(re.findall(r"^D-\d", output, re.MULTILINE)) == 3
 
     sentence = "Open the file."
     (folder / "one.en").write_text(sentence + "\n")
-    expected = run_block(folder, "bash", "scripts/translate.sh model one.en")
+    expected = run_block(folder, "bash", "scripts/translate.sh model one.en", scripts())
     assert run_block(folder, *BLOCKS[3]) == expected and expected.strip()
 
 

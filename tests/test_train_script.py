@@ -1,6 +1,7 @@
 """scripts/train.sh and scripts/slurm.sbatch: the same training on any number of devices and
 machines, and the command for it."""
 
+import os
 import re
 import shutil
 import socket
@@ -13,7 +14,7 @@ import torch
 import yaml
 
 from tests.test_distributed import UPDATES, error_lines, losses, parameters
-from tests.tiny import ROOT, run, scripts, tiny_work
+from tests.tiny import ROOT, run, scripts, tiny_work, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +52,8 @@ def work_folder(project: Path, name: str) -> Path:
 
 
 def train_sh(project: Path, *arguments: str | Path, **environ: str) -> subprocess.CompletedProcess:
-    """Processes of its own where several train together, a forked one otherwise."""
     alone = ("--devices", "1") in zip(arguments, arguments[1:], strict=False)
-    env = (scripts() if alone else {"PYTHON": sys.executable}) | environ
+    env = (scripts() if alone else torchrun()) | environ
     return run(project / "scripts" / "train.sh", "toy", *arguments, env=env)
 
 
@@ -88,12 +88,11 @@ def test_two_machines_train_together(project, alone_by_script):
     work = work_folder(project, "machines")
     command = [project / "scripts" / "train.sh", "toy", "--work", work, "--devices", "1"]
     shared = ["--nodes", "2", "--master", f"localhost:{free_port()}", "--node-rank"]
-    environment = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
     # As srun starts them: one task a machine.
-    environment |= {"SLURM_STEP_NUM_TASKS": "2"}
+    environment = torchrun() | {"OMP_NUM_THREADS": "1", "SLURM_STEP_NUM_TASKS": "2"}
     second = subprocess.Popen(
         [*map(str, command), *shared, "1"],
-        env=environment,
+        env=os.environ | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

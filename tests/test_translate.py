@@ -1,6 +1,7 @@
 """translate.sh: one line for one line, whatever the text; bad input in one line, nothing half."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from rope_fairseq.hub import GENERATION
 from rope_fairseq.position import BOUNDED
 from rope_fairseq.text import Text
 from rope_fairseq.translate import main, parse_arguments, search_options
-from tests.tiny import ROOT, CallsAFunction, call, python, run, tiny_work
+from tests.tiny import ROOT, CallsAFunction, call, python, run, scripts, tiny_work
 
 SCRIPT = ROOT / "scripts" / "translate.sh"
 
@@ -102,7 +103,7 @@ def test_standard_input_to_standard_output_with_windows_ends_and_no_last_end(mod
         [SCRIPT, model, "--beam", "2"],
         input=b"open the file.\r\n\r\nsave the page.",
         capture_output=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        env=os.environ | scripts() | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr.decode()
     lines = done.stdout.decode().split("\n")

@@ -94,6 +94,11 @@ def scripts() -> dict[str, str]:
     return forkserver.for_scripts(shared_folder())
 
 
+def torchrun() -> dict[str, str]:
+    """The environment in which torchrun starts its workers by fork."""
+    return forkserver.for_torchrun(shared_folder())
+
+
 def shared_folder() -> Path:
     return Path(os.environ[SHARED_FOLDER])
 

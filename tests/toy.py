@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -53,9 +54,12 @@ def toy_project(folder: Path, recipe_name: str) -> Path:
     return folder
 
 
-def kill_during_training(script: Path, *words: str, update: int) -> None:
-    """Start a script and kill it and all its processes in the middle of training."""
-    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+def kill_during_training(
+    script: Path, *words: str, update: int, env: Mapping[str, str] | None = None
+) -> None:
+    """Start a script, by fork with ``env=scripts()``, and kill it and all its processes in the
+    middle of training."""
+    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | (env or {})
     with subprocess.Popen(
         [script, *words],
         stdout=subprocess.PIPE,
