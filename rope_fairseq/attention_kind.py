@@ -63,5 +63,6 @@ class AttentionKind:
         """For the training log."""
         if self.kind != "linear":
             return self.kind
-        features = f", {self.features} features" if self.features else ""
-        return f"linear ({self.feature_map}{features})"
+        if self.feature_map != "favor":
+            return f"linear ({self.feature_map})"
+        return f"linear (favor, {self.features or 'd·ln d'} features)"

@@ -9,12 +9,14 @@ RoFormer follows. The result is a checkpoint like any other: fairseq-generate, e
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rope_fairseq.attention_kind import AttentionKind
 from rope_fairseq.checkpoint import load_checkpoint, num_updates, options
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
@@ -31,10 +33,19 @@ PATTERN_NAMES = {"update": "checkpoint_EPOCH_UPDATE.pt", "epoch": "checkpointEPO
 # Options of a model that change what it computes without changing a parameter's name or shape.
 # Dropout is left out: it acts in training only, and may change within a run.
 _COMPUTES = re.compile(
-    r"_name|arch|position_encoding|(?:rope|relative)_\w+|activation_fn|"
+    r"_name|arch|position_encoding|attention_kind|(?:rope|relative|linear)_\w+|activation_fn|"
     r"no_scale_embedding|no_token_positional_embeddings|no_cross_attention|cross_self_attention|share_\w+|"
     r"(?:en|de)coder_(?:normalize_before|attention_heads|learned_pos)"
 )
+
+# An earlier version did not know all options of ours, and did what they are by default.
+DEFAULTS = {
+    **{option.name: option.default for option in fields(PositionOptions)},
+    "attention_kind": AttentionKind.kind,
+    "linear_feature_map": AttentionKind.feature_map,
+}
+# Drawn once and never trained: the mean of two is neither.
+_FIXED = "feature_map.projection"
 
 
 def select_checkpoints(inputs: Sequence[Path], last: int, by: str) -> list[Path]:
@@ -152,8 +163,7 @@ def _check_same_model(
     """Refuse the checkpoint ``path`` if it holds another model than the one in ``first``."""
     expected, found = options(first_state, "model"), options(state, "model")
     for option in sorted(filter(_COMPUTES.fullmatch, expected | found)):
-        # An earlier version did not know all options of ours, and did what they are by default.
-        default = getattr(PositionOptions, option, None)
+        default = DEFAULTS.get(option)
         before, now = expected.get(option, default), found.get(option, default)
         if before != now:
             raise UserError(
@@ -165,6 +175,11 @@ def _check_same_model(
         if ours != theirs:
             raise UserError(
                 f"{path}: {name} is {theirs}, but {ours} in {first}: not checkpoints of one model"
+            )
+        tensors = [one["model"][name] for one in (first_state, state)]
+        if name.endswith(_FIXED) and not torch.equal(*tensors):
+            raise UserError(
+                f"{path}: {name} differs from that in {first}: not checkpoints of one run"
             )
 
 

@@ -4,9 +4,9 @@ softmax(q·k) is replaced by a product φ(q)·ϕ(k) of features that are compute
 apart, so that the sum over keys can be done once for all queries. No fairseq here.
 
 A factor that a query has alone stands above and below the bar of equation 19 of RoFormer, and
-cancels: it is chosen so that the largest feature of every query is near 1. Exponents of a key are
-limited to ±60, where a feature saturates: sums of 10⁹ of them stay finite and above 0 in float32.
-All is computed in float32, in float64 for float64 input.
+cancels: it is chosen so that the largest feature of a query is 1, with softmax at least 1/d.
+Exponents of a key are limited to ±60, where a feature saturates: sums of 10⁹ of them stay finite
+and above 0 in float32. All is computed in float32, in float64 for float64 input.
 """
 
 import math
@@ -55,8 +55,9 @@ class EluFeatures(FeatureMap):
 
 
 class SoftmaxFeatures(FeatureMap):
-    """φ(q) = softmax of a query's channels, ϕ(k) = exp(k), channel by channel (Shen et al. 2018,
-    arXiv 1812.01243; named in RoFormer's section 3.3)."""
+    """φ(q) = softmax of a query's channels, ϕ(k) = exp(k), channel by channel: RoFormer's section
+    3.3, after Shen et al. 2018 (arXiv 1812.01243), who divide each channel of the keys by its own
+    sum over positions instead."""
 
     def query(self, x: Tensor) -> Tensor:
         return _wide(x).softmax(dim=-1)
@@ -71,7 +72,8 @@ class FavorFeatures(FeatureMap):
 
     The mean of φ(q)·ϕ(k) over ω ~ N(0, I) is exp(q·k/√d). The ωᵢ are orthogonal in blocks of d
     (section 2.4), with the lengths of vectors from N(0, I); they are drawn by torch's generator,
-    which ``--seed`` seeds, and stay as they are: a buffer, saved in checkpoints.
+    which ``--seed`` seeds, and stay as they are: a buffer, saved in checkpoints. The generator is
+    put back, so that parameters begin as they would without them.
 
     Args:
         head_dim: d.
@@ -83,7 +85,10 @@ class FavorFeatures(FeatureMap):
     def __init__(self, head_dim: int, dim: int | None = None) -> None:
         super().__init__(dim or default_features(head_dim))
         self.scale = head_dim**-0.25
-        self.register_buffer("projection", orthogonal_rows(self.dim, head_dim))
+        with torch.random.fork_rng(devices=[]):
+            # Not the very numbers that the next parameter begins with.
+            torch.manual_seed(int(torch.randint(2**62, ())))
+            self.register_buffer("projection", orthogonal_rows(self.dim, head_dim))
 
     def query(self, x: Tensor) -> Tensor:
         exponent = self._products(_wide(x) * self.scale)

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from rope_fairseq.rotary import Rotation, rotate_pairs
 
-#: Of max_i φ(q_m)_i · Σ_n Σ_i ϕ(k_n)_i, what the denominator is at least (rotated only).
-SMALLEST_SHARE = 1e-4
+#: Of max_i φ(q_m)_i · Σ_n Σ_i ϕ(k_n)_i, what the denominator is at least (rotated only). So small
+#: that ordinary queries do not meet it: those of favor have the smallest shares, and with 272
+#: features 1.3 % of random ones do where channels have a standard deviation of 2, none at 1.5.
+SMALLEST_SHARE = 1e-6
 
 #: Positions that are summed up at once in causal attention: within them each query meets each key.
 CHUNK = 64
@@ -115,11 +117,13 @@ def _causal_products(
     """Σ_{n≤m} (q_m·k_n) v_n for all m [batch, num_heads, seq_len, head_dim], and Σ_n k_n v_nᵀ
     [batch, num_heads, features, head_dim] of all n; both with the sum ``before`` the first."""
     seq_len = query.size(2)
-    if seq_len == 1:  # a step of decoding
+    if seq_len <= CHUNK:  # a sentence in training, or a step of decoding
         total = torch.matmul(key.transpose(2, 3), value)
-        total = total if before is None else before + total
-        return torch.matmul(query, total), total
-    chunk = min(CHUNK, seq_len)
+        out = torch.matmul(torch.matmul(query, key.transpose(2, 3)).tril(), value)
+        if before is not None:
+            out, total = out + torch.matmul(query, before), before + total
+        return out, total
+    chunk = CHUNK
     missing = -seq_len % chunk
     # [batch, num_heads, chunks, chunk, features or head_dim], zeros behind the end
     query, key, value = (

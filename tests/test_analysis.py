@@ -222,6 +222,22 @@ def test_figures_replace_their_file_and_write_nothing_else(tmp_path, words, caps
             "--length 0",
         ),
         (("cosines", "--longest", "0"), "--longest 0"),
+        (("decay", "--dim", "100000000000"), "--dim: must be at most 65,536"),
+        (
+            ("wavelengths", "--original-max-positions", "1" + "0" * 400),
+            "--original-max-positions: must be at most 1,000,000,000",
+        ),
+        (
+            ("decay", "--scaling", "dynamic", "--original-max-positions", "1"),
+            "--scaling dynamic: needs --length",
+        ),
+        (
+            (
+                *("decay", "--scaling", "dynamic", "--original-max-positions", "1"),
+                *("--length", "1" + "0" * 400),
+            ),
+            "--length: must be at most",
+        ),
         (("cosines", "--longest", "1000001"), "--longest 1000001"),
         (("decay", "--dim", "2,4,6,8,10,12,14,16,18"), "9 curves"),
         ((), "command"),

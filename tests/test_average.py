@@ -160,6 +160,9 @@ def test_only_the_optimizer_state_is_dropped_and_the_origin_is_recorded(tmp_path
         ({"weight": torch.ones(2, 3).half()}, {}, "weight is float16 [2, 3]"),
         (None, {"rope_base": 5.0}, "rope_base is 5.0"),
         (None, {"encoder_attention_heads": 8}, "encoder_attention_heads is 8"),
+        (None, {"attention_kind": "linear"}, "attention_kind is 'linear', but 'softmax' in"),
+        (None, {"linear_feature_map": "favor"}, "linear_feature_map is 'favor', but 'elu' in"),
+        (None, {"linear_features": 8}, "linear_features is 8, but None in"),
     ],
 )
 def test_checkpoints_of_another_model_are_refused_by_file_and_difference(
@@ -170,6 +173,17 @@ def test_checkpoints_of_another_model_are_refused_by_file_and_difference(
     with pytest.raises(UserError) as error:
         average_checkpoints([first, second])
     assert str(error.value).startswith(f"{second}: {says}")
+
+
+def test_random_features_of_two_runs_are_not_averaged(tmp_path):
+    name = "encoder.layers.0.self_attn.feature_map.projection"
+    paths = []
+    for number, value in enumerate((1.0, 1.0, 2.0)):
+        model = {name: torch.full((4, 2), value), "weight": torch.full((2,), float(number))}
+        paths.append(checkpoint(tmp_path / f"{number}.pt", model))
+    assert average_checkpoints(paths[:2])["model"]["weight"].tolist() == [0.5, 0.5]
+    with pytest.raises(UserError, match=f"2.pt: {name} differs from that in .*0.pt: not"):
+        average_checkpoints(paths)
 
 
 @pytest.mark.parametrize("value, same", [(32, True), (16, False)])

@@ -153,6 +153,7 @@ def test_quantized_models_are_small_and_close(tmp_path, quantization, size, diff
         (dict(no_cross_attention=True), "--no-cross-attention: "),
         (dict(adaptive_softmax_cutoff=[10, 20]), "--adaptive-softmax-cutoff: "),
         (dict(activation_fn="linear"), "--activation-fn linear: CTranslate2 has relu,"),
+        (dict(attention_kind="linear"), "--attention-kind linear: CTranslate2 has softmax"),
         (dict(quant_noise_pq=0.1), "parameter encoder.quant_noise.weight and 1 more: "),
         (dict(decoder_output_dim=24), "parameter decoder.project_out_dim.weight: "),
         (dict(arch="transformer", scale_heads=True), "parameter .*c_attn"),

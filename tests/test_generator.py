@@ -150,7 +150,8 @@ DYNAMIC = {"rope_scaling": "dynamic", "rope_original_max_positions": 7, "rope_ta
 
 @pytest.mark.parametrize(
     "encoding",
-    [{"position_encoding": name} for name in ENCODINGS if name != "rope"] + [DYNAMIC],
+    [{"position_encoding": name} for name in ENCODINGS if name != "rope"]
+    + [DYNAMIC, {"attention_kind": "linear"}],
     ids=lambda encoding: "-".join(map(str, encoding.values())),
 )
 @pytest.mark.parametrize("options", [{}, {"beam": 1}, {"beam": 7, "min_len": 3}], ids=str)

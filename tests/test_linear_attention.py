@@ -156,7 +156,8 @@ EXTREMES = [-1e30, -1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4]
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_extreme_queries_and_keys_stay_finite(name, rotated, dtype):
-    """Features of all sizes, denominators near 0: output and gradients finite, output bounded."""
+    """Features of all sizes, denominators near 0: output and gradients finite, output bounded. (At
+    the bound a gradient can be more than float16 holds: then the loss scaler skips the update.)"""
     finite = [x for x in EXTREMES if abs(x) <= torch.finfo(dtype).max]
     for causal, of_query, of_key in product((False, True), finite, finite):
         if name == "favor" and max(abs(of_query), abs(of_key)) > 1e4:
@@ -174,7 +175,7 @@ def test_extreme_queries_and_keys_stay_finite(name, rotated, dtype):
             bound = longest * math.sqrt(built.dim) / SMALLEST_SHARE
         assert out.isfinite().all() and out.abs().max() <= bound * 1.01
         gradients = torch.autograd.grad(out.float().sum(), (q, k, v))
-        if dtype == torch.float32:
+        if dtype != torch.float16:
             assert all(gradient.isfinite().all() for gradient in gradients), (of_query, of_key)
 
 

@@ -20,7 +20,7 @@ from fairseq.models.transformer.transformer_legacy import (
 from omegaconf import OmegaConf
 
 from rope_fairseq.errors import UserError
-from rope_fairseq.models.config import SIZES
+from rope_fairseq.models.config import OWN_FIELDS, SIZES
 from rope_fairseq.models.rope_transformer import RopeTransformerModel
 from rope_fairseq.position import ENCODINGS
 from tests.conftest import SMALL, TinyTask
@@ -125,8 +125,9 @@ def test_every_option_has_help_that_states_its_range(capsys):
     text = " ".join(parser.format_help().split())
     for words in ("rope, sinusoidal, learned, shaw", "interleaved, half", "above 0, at most 1"):
         assert words in text
-    own = [action for action in parser._actions if re.search("rope|relative|linear", action.dest)]
-    assert len(own) == 11 and all(action.help for action in own)
+    names = {name for name, *_ in OWN_FIELDS}
+    own = [action for action in parser._actions if action.dest in names]
+    assert len(own) == len(OWN_FIELDS) and all(action.help for action in own)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from rope_fairseq.analysis.curves import frequencies, wavelengths
 from rope_fairseq.errors import UserError
 from rope_fairseq.rotary import SCALINGS, RotarySpec
 
+LONGEST = 10**9  # tokens of a sentence; more are a slip of the keyboard
+LARGEST_DIM = 2**16
 MOST_CURVES = 8  # the colours that all kinds of colour vision can tell apart
 
 T = TypeVar("T")
@@ -146,6 +148,11 @@ def chosen(arguments: argparse.Namespace) -> list[Setting]:
             raise UserError(f"--length {arguments.length}: has an effect on dynamic alone")
         if arguments.length < 1:
             raise UserError(f"--length {arguments.length}: must be at least 1")
+    for option, value in (("--length", arguments.length), ("--original-max-positions", original)):
+        if value is not None and value > LONGEST:
+            raise UserError(f"{option}: must be at most {LONGEST:,}")
+    if max(arguments.dim) > LARGEST_DIM:
+        raise UserError(f"--dim: must be at most {LARGEST_DIM:,}")
     settings = []
     for base, dim, scaling in product(arguments.base, arguments.dim, arguments.scaling):
         try:
