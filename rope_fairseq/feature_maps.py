@@ -92,12 +92,12 @@ class FavorFeatures(FeatureMap):
 
     def query(self, x: Tensor) -> Tensor:
         exponent = self._products(_wide(x) * self.scale)
-        return (exponent - exponent.detach().amax(dim=-1, keepdim=True)).exp()
+        return exponent.sub_(exponent.detach().amax(dim=-1, keepdim=True)).exp_()
 
     def key(self, x: Tensor) -> Tensor:
         x = _wide(x) * self.scale
-        exponent = self._products(x) - x.square().sum(dim=-1, keepdim=True) / 2
-        return exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp()
+        exponent = self._products(x).sub_(x.square().sum(dim=-1, keepdim=True) / 2)
+        return exponent.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT).exp_()
 
     def _products(self, x: Tensor) -> Tensor:
         """ωᵢ·x: [..., head_dim] -> [..., dim]."""

@@ -37,7 +37,7 @@ class LinearState:
 
     Attributes:
         values: Σ_n R_n ϕ(k_n) v_nᵀ [batch, num_heads, features, head_dim].
-        keys: Σ_n ϕ(k_n) [batch, num_heads, features].
+        keys: Σ_n ϕ(k_n) [batch, num_heads, features, 1].
         length: how many positions that were, padding included.
     """
 
@@ -77,8 +77,11 @@ def attend_linearly(
     turned_query, turned_key = _rotate(query, rotation), _rotate(key, rotation)
     total = torch.matmul(turned_key.transpose(2, 3), value.type_as(key))
     numerator = torch.matmul(turned_query, total)
-    sums = key.sum(dim=2, keepdim=True)
-    return _divide(numerator, query, sums, rotation is not None, value.dtype)
+    sums = key.sum(dim=2)[..., None]  # [batch, num_heads, features, 1]
+    denominator = torch.matmul(query, sums)
+    if rotation is not None:
+        denominator = _bounded(denominator, query, sums.sum(dim=2, keepdim=True))
+    return _divide(numerator, denominator, value.dtype)
 
 
 def attend_causally(
@@ -101,14 +104,19 @@ def attend_causally(
     """
     key = _without_padding(key, key_padding_mask)
     turned_query, turned_key = _rotate(query, rotation), _rotate(key, rotation)
-    before = None if state is None else state.values
-    numerator, values = _causal_products(turned_query, turned_key, value.type_as(key), before)
-    sums = key.cumsum(dim=2)
-    if state is not None:
-        sums = sums + state.keys[:, :, None]
-    out = _divide(numerator, query, sums, rotation is not None, value.dtype)
+    numerator, values = _causal_products(
+        turned_query, turned_key, value.type_as(key), None if state is None else state.values
+    )
+    # The denominator is the same sum with 1 for each value.
+    ones = key.new_ones(*key.shape[:3], 1)
+    denominator, keys = _causal_products(query, key, ones, None if state is None else state.keys)
+    if rotation is not None:
+        totals = key.sum(dim=3, keepdim=True).cumsum(dim=2)
+        if state is not None:
+            totals = totals + state.keys.sum(dim=2, keepdim=True)
+        denominator = _bounded(denominator, query, totals)
     length = query.size(2) + (0 if state is None else state.length)
-    return out, LinearState(values, sums[:, :, -1].clone(), length)
+    return _divide(numerator, denominator, value.dtype), LinearState(values, keys, length)
 
 
 def _causal_products(
@@ -140,21 +148,19 @@ def _causal_products(
     return out.flatten(2, 3)[:, :, :seq_len], sums[:, :, -1].clone()
 
 
-def _divide(
-    numerator: Tensor, query: Tensor, sums: Tensor, rotated: bool, dtype: torch.dtype
-) -> Tensor:
-    """The quotient, with the denominator φ(q)·``sums``.
+def _bounded(denominator: Tensor, query: Tensor, totals: Tensor) -> Tensor:
+    """The denominator [batch, num_heads, seq_len, 1], where it is not below its bound.
 
     Args:
-        numerator: [batch, num_heads, seq_len, head_dim].
         query: features [batch, num_heads, seq_len, features].
-        sums: of the features of keys, [batch, num_heads, seq_len or 1, features].
+        totals: of all features of all keys seen, [batch, num_heads, seq_len or 1, 1].
     """
-    denominator = (query * sums).sum(dim=-1, keepdim=True)
-    if rotated:
-        most = query.amax(dim=-1, keepdim=True) * sums.sum(dim=-1, keepdim=True)
-        denominator = torch.maximum(denominator, SMALLEST_SHARE * most)
-    # 0 where no key is seen at all: the numerator is 0 there, too.
+    most = query.amax(dim=-1, keepdim=True) * totals
+    return torch.maximum(denominator, SMALLEST_SHARE * most)
+
+
+def _divide(numerator: Tensor, denominator: Tensor, dtype: torch.dtype) -> Tensor:
+    """The quotient; 0 where no key is seen at all, and both are 0."""
     out = numerator / denominator.masked_fill(denominator == 0, 1.0)
     if dtype == torch.float16:
         largest = torch.finfo(dtype).max
