@@ -39,6 +39,21 @@ usage() {
     sed -n '2,${/^#/!q;s/^# \{0,1\}//p}' "$0"
 }
 
+ENCODINGS=sinusoidal,learned,rope,shaw,transformer-xl,t5,tupe,deberta,alibi,none
+
+# check_run UPDATES SEED ENCODINGS: what scripts that train several encodings take; sets NAMES.
+check_run() {
+    [[ $1 =~ ^[1-9][0-9]{0,8}$ ]] || die "--updates $1: must be a whole number above 0"
+    [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "--seed $2: must be a whole number"
+    local name
+    IFS=, read -ra NAMES <<<"$3"
+    ((${#NAMES[@]})) || die "--encodings $3: names none; choose from ${ENCODINGS//,/, }"
+    for name in "${NAMES[@]}"; do
+        [[ $name && $name != *,* && ,$ENCODINGS, == *,"$name",* ]] ||
+            die "--encodings $3: there is no '$name'; choose from ${ENCODINGS//,/, }"
+    done
+}
+
 # start_script RECIPE [options of all scripts] [other arguments]: sets RECIPE_* (see
 # rope_fairseq/recipe.py), WORK and arrays of arguments: RECIPE_ARGS change the recipe, DATA_ARGS go to
 # data-prep/CORPUS/get.sh, ARGS are all others. Makes and locks the work folder, unless --dry-run

@@ -10,8 +10,7 @@
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-known=sinusoidal,learned,rope,shaw,transformer-xl,t5,tupe,deberta,alibi,none
-encodings=$known updates=1500 seed=1 work=$ROOT/exp/short results=$ROOT/results
+encodings=$ENCODINGS updates=1500 seed=1 work=$ROOT/exp/short results=$ROOT/results
 while (($#)); do
     case $1 in
         -h | --help) usage; exit 0 ;;
@@ -32,14 +31,7 @@ while (($#)); do
     esac
     shift 2
 done
-[[ $updates =~ ^[1-9][0-9]{0,8}$ ]] || die "--updates $updates: must be a whole number above 0"
-[[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "--seed $seed: must be a whole number"
-IFS=, read -ra names <<<"$encodings"
-((${#names[@]})) || die "--encodings $encodings: names none; choose from ${known//,/, }"
-for name in "${names[@]}"; do
-    [[ $name && $name != *,* && ,$known, == *,"$name",* ]] ||
-        die "--encodings $encodings: there is no '$name'; choose from ${known//,/, }"
-done
+check_run "$updates" "$seed" "$encodings"
 mkdir -p "$results" 2>/dev/null || die "--results $results: cannot be made; name another folder"
 
 # The config's own seed is 1; said again it would be another change of the recipe.
@@ -47,7 +39,7 @@ suffix='' overrides=()
 if ((seed != 1)); then
     suffix=-seed$seed overrides=("common.seed=$seed")
 fi
-for name in "${names[@]}"; do
+for name in "${NAMES[@]}"; do
     folder=$work/$name$suffix
     echo "encodings: $name, seed $seed"
     "$ROOT/scripts/reproduce.sh" demo --work "$folder" --max-update "$updates" \

@@ -16,7 +16,6 @@
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-known=sinusoidal,learned,rope,shaw,transformer-xl,t5,tupe,deberta,alibi,none
 encodings=rope,sinusoidal,alibi,t5 updates='' seed=1 work=$ROOT/exp/extrapolate results=$ROOT/results
 train=() valid=() classes=() languages=()
 while (($#)); do
@@ -48,15 +47,7 @@ while (($#)); do
     shift 2
 done
 ((${#train[@]})) || die "--train SOURCE TARGET is needed; usage: $(usage | head -n 1)"
-[[ ! $updates || $updates =~ ^[1-9][0-9]{0,8}$ ]] ||
-    die "--updates $updates: must be a whole number above 0"
-[[ $seed =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "--seed $seed: must be a whole number"
-IFS=, read -ra names <<<"$encodings"
-((${#names[@]})) || die "--encodings $encodings: names none; choose from ${known//,/, }"
-for name in "${names[@]}"; do
-    [[ $name && $name != *,* && ,$known, == *,"$name",* ]] ||
-        die "--encodings $encodings: there is no '$name'; choose from ${known//,/, }"
-done
+check_run "${updates:-1}" "$seed" "$encodings"
 mkdir -p "$results" 2>/dev/null || die "--results $results: cannot be made; name another folder"
 
 # The options of scaling, for sentences of up to 4 times the 32 tokens of the training. Dynamic takes
@@ -87,7 +78,7 @@ translate_scaled() (
 suffix='' changes=()
 ((seed == 1)) || suffix=-seed$seed changes=("common.seed=$seed")
 [[ ! $updates ]] || changes+=(--max-update "$updates")
-for name in "${names[@]}"; do
+for name in "${NAMES[@]}"; do
     folder=$work/$name$suffix
     echo "extrapolate: $name, seed $seed"
     "$ROOT/scripts/reproduce.sh" extrapolate --work "$folder" "${train[@]}" "${valid[@]}" \

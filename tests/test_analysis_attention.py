@@ -1,6 +1,7 @@
 """Attention by distance: sums over pairs of real tokens, of a model's own weights."""
 
 import csv
+import logging
 from pathlib import Path
 
 import pytest
@@ -226,7 +227,9 @@ def altered(folder: Path, **options) -> Path:
     return folder
 
 
-def test_bad_calls_are_one_line(tmp_path, text, capsys):
+def test_bad_calls_are_one_line(tmp_path, text, capsys, monkeypatch):
+    # A handler that another test's call left behind complains that its stream is closed.
+    monkeypatch.setattr(logging.root, "handlers", [])
     model = tiny_work() / "model"
     source, reference = text
     short, empty, long = (tmp_path / name for name in ("short", "empty", "long"))

@@ -2,9 +2,6 @@
 
 import ast
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +14,7 @@ from benchmarks.extrapolation import SCALINGS, SYSTEMS
 from rope_fairseq.evaluation import lengths
 from rope_fairseq.position.rope import RotaryPositionEncoding
 from tests.tiny import ROOT, call, run, scripts
-from tests.toy import toy_project
+from tests.toy import kill_at, toy_project
 
 SCRIPT = ROOT / "scripts" / "extrapolate.sh"
 TRAIN = ("--train", "text.en", "text.de")
@@ -38,31 +35,10 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def kill_at(line: str, script: Path, *words: str) -> list[str]:
-    """Start a script and kill it and all its processes when it prints ``line``; what it printed."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | scripts()
-    printed = []
-    with subprocess.Popen(
-        [script, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        encoding="utf-8",
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None
-        for said in process.stdout:
-            printed.append(said)
-            if said.startswith(line):
-                os.killpg(process.pid, signal.SIGKILL)
-                return printed
-    raise AssertionError(f"it ended without {line!r}: {''.join(printed[-20:])}")
-
-
 def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project, capsys):
     script, results = project / "scripts" / "extrapolate.sh", project / "results"
     words = (*TRAIN, "--encodings", "alibi,rope", "--updates", "6")
-    kill_at("translate-ntk: running", script, *words)
+    kill_at("^translate-ntk: running", script, *words, env=scripts())
     kept = {path: path.read_bytes() for path in results.iterdir()}
     assert [path.name for path in kept] == ["extrapolate-alibi.json"]
     work = project / "exp" / "extrapolate" / "rope"

@@ -57,8 +57,13 @@ def toy_project(folder: Path, recipe_name: str) -> Path:
 def kill_during_training(
     script: Path, *words: str, update: int, env: Mapping[str, str] | None = None
 ) -> None:
-    """Start a script, by fork with ``env=scripts()``, and kill it and all its processes in the
-    middle of training."""
+    """Start a script and kill it and all its processes in the middle of training."""
+    kill_at(rf"epoch 0.*num_updates[ =]{update}\b", script, *words, env=env)
+
+
+def kill_at(pattern: str, script: Path, *words: str, env: Mapping[str, str] | None = None) -> None:
+    """Start a script, by fork with ``env=scripts()``, and kill it and all its processes when it
+    prints a line in which ``pattern`` is found."""
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"} | (env or {})
     with subprocess.Popen(
         [script, *words],
@@ -70,8 +75,8 @@ def kill_during_training(
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if re.search(rf"epoch 0.*num_updates[ =]{update}\b", line):
+            if re.search(pattern, line):
                 os.killpg(process.pid, signal.SIGKILL)
                 break
         else:
-            raise AssertionError(f"the run ended before update {update}")
+            raise AssertionError(f"the run ended before it printed {pattern}")
