@@ -90,5 +90,6 @@ def test_wrong_options_are_one_line(words, message, tmp_path):
     assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_it_knows_the_encodings_of_the_table():
-    assert f"known={','.join(SOURCES)}\n" in SCRIPT.read_text()
+def test_the_scripts_know_the_encodings_of_the_table():
+    common = SCRIPT.with_name("common.sh").read_text()
+    assert f"\nENCODINGS={','.join(SOURCES)}\n" in common

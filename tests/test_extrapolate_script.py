@@ -9,7 +9,6 @@ import pytest
 import yaml
 from fairseq import checkpoint_utils
 
-from benchmarks.encodings import SOURCES
 from benchmarks.extrapolation import SCALINGS, SYSTEMS
 from rope_fairseq.evaluation import lengths
 from rope_fairseq.position.rope import RotaryPositionEncoding
@@ -160,9 +159,8 @@ def test_wrong_options_are_one_line(words, message, tmp_path):
     assert done.stderr.count("\n") == 1 and list(tmp_path.iterdir()) == []
 
 
-def test_it_knows_the_encodings_and_the_length_of_the_recipe():
+def test_it_knows_the_scalings_and_the_length_of_the_recipe():
     text = SCRIPT.read_text()
-    assert f"known={','.join(SOURCES)}\n" in text
     assert f"for scaling in {' '.join(SCALINGS)}; do\n" in text
     config = yaml.safe_load((ROOT / "configs" / "extrapolate.yaml").read_text())
     trained = config["task"]["max_source_positions"]
