@@ -131,11 +131,10 @@ def _causal_products(
         if before is not None:
             out, total = out + torch.matmul(query, before), before + total
         return out, total
-    chunk = CHUNK
-    missing = -seq_len % chunk
+    missing = -seq_len % CHUNK
     # [batch, num_heads, chunks, chunk, features or head_dim], zeros behind the end
     query, key, value = (
-        F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for x in (query, key, value)
+        F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, CHUNK)) for x in (query, key, value)
     )
     # Those of a chunk itself, then what the chunks before it add up to.
     within = torch.matmul(torch.matmul(query, key.transpose(3, 4)).tril(), value)

@@ -1,4 +1,4 @@
-"""Run a module of rope_fairseq that needs neither fairseq nor torch, without importing them.
+"""Run a module of rope_fairseq that does not need fairseq, without importing it.
 
 tool.py MODULE args…      is      python -m rope_fairseq.MODULE args…
 """
