@@ -13,28 +13,19 @@ from typing import Any
 import torch
 
 from benchmarks import ROOT
+from rope_fairseq import hardware
 
-#: Instructions that decide how fast torch and CTranslate2 are; the last two compute in bfloat16.
-FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "amx_int8", "avx512_bf16", "amx_bf16")
 BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16"}
 PACKAGES = ("torch", "ve-fairseq", "ctranslate2", "transformers", "numpy")
 #: Another process above this part of one core is other load.
 BUSY = 0.1
 
 
-def cpu_field(name: str) -> str:
-    """A field of /proc/cpuinfo, of the first core."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.partition(":")[0].strip() == name:
-            return line.partition(":")[2].strip()
-    return "unknown"
-
-
 def has_bfloat16(device: str) -> bool:
     """Whether the device computes in bfloat16 itself."""
     if device == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return not BFLOAT16_FLAGS.isdisjoint(cpu_field("flags").split())
+    return not BFLOAT16_FLAGS.isdisjoint(hardware.cpu_flags())
 
 
 def version(package: str) -> str | None:
@@ -59,13 +50,8 @@ def commit() -> str:
 
 
 def describe(device: str) -> dict[str, Any]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    facts: dict[str, Any] = {
-        "processor": cpu_field("model name"),
-        "flags": [flag for flag in FLAGS if flag in cpu_field("flags").split()],
-        "cores": len(os.sched_getaffinity(0)),
+    facts: dict[str, Any] = hardware.describe() | {
         "threads": torch.get_num_threads(),
-        "memory_gib": round(memory / 2**30, 1),
         "system": platform.platform(),
         "device": device,
         "bfloat16": has_bfloat16(device),

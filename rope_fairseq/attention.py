@@ -4,10 +4,14 @@ Both functions compute softmax(scale·q·kᵀ + bias)·v under the same masks; a
 masked (not: whose bias is −inf everywhere) gives 0, with finite gradients, in both.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from rope_fairseq.precision import full_matmul_precision
 from rope_fairseq.remembered import remembered
 
 
@@ -89,16 +93,53 @@ def attend(
         if kind == "none" or (kind == "right" and causal):
             key_padding_mask = None
     if causal and key_padding_mask is None and bias is None and tgt_len == src_len:
-        return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout_p, is_causal=tgt_len > 1, scale=scale
-        )
+        return _attend_fused(query, key, value, None, dropout_p, tgt_len > 1, scale)
     mask = allowed_keys(tgt_len, src_len, key_padding_mask, causal, query.device)
     if bias is not None:
         bias = bias.to(query.dtype)
         mask = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout_p, scale=scale
-    )
+    return _attend_fused(query, key, value, mask, dropout_p, False, scale)
+
+
+class _AttendInFullPrecision(torch.autograd.Function):
+    """``scaled_dot_product_attention`` with :func:`full_matmul_precision`, backward too."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        ctx.inputs = [
+            value.detach().requires_grad_(needed) if isinstance(value, Tensor) else value
+            for value, needed in zip(arguments, ctx.needs_input_grad, strict=True)
+        ]
+        with torch.enable_grad(), full_matmul_precision():
+            ctx.out = F.scaled_dot_product_attention(*ctx.inputs[:6], scale=ctx.inputs[6])
+        return ctx.out.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = [value for value, n in zip(ctx.inputs, ctx.needs_input_grad, strict=True) if n]
+        with full_matmul_precision():
+            # The graph goes with ctx, as saved tensors would.
+            grads = iter(torch.autograd.grad(ctx.out, wanted, grad, retain_graph=True))
+        return tuple(next(grads) if needed else None for needed in ctx.needs_input_grad)
+
+
+def _attend_fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """``scaled_dot_product_attention``, on a CPU always in full precision: its products there are
+    as small as a sentence, and setting up a lower precision takes ten times as long as they do."""
+    arguments = (query, key, value, mask, dropout_p, is_causal)
+    if query.device.type != "cpu" or torch.get_float32_matmul_precision() == "highest":
+        return F.scaled_dot_product_attention(*arguments, scale=scale)
+    out: Tensor = _AttendInFullPrecision.apply(*arguments, scale)
+    return out
 
 
 def attention_weights(

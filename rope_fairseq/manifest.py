@@ -35,6 +35,7 @@ DISTRIBUTIONS = {
     "torch": ("torch",),
     "fairseq": ("ve-fairseq", "fairseq-fixed", "fairseq"),
     "sentencepiece": ("sentencepiece",),
+    "subword-nmt": ("subword-nmt",),
     "sacremoses": ("sacremoses",),
     "sacrebleu": ("sacrebleu",),
 }

@@ -1,15 +1,20 @@
 """The precision in which a model computes, whatever the precision of its parameters.
 
 fairseq's ``--bf16`` casts the parameters and, in its trainer, switches to a TPU. Computing under
-autocast instead keeps parameters, optimizer and checkpoints in float32. No fairseq here.
+autocast instead keeps parameters, optimizer and checkpoints in float32. So does a lower precision
+inside the products of float32 matrices alone, in which nothing else is rounded. No fairseq here.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
+#: Those of torch.set_float32_matmul_precision. On a CPU with AMX or AVX512-BF16, ``medium`` rounds
+#: the operands to bfloat16 and adds up in float32; on CUDA ``high`` and ``medium`` mean TF32.
+MATMUL_PRECISIONS = ("highest", "high", "medium")
 
 BF16_MEANS_TPU = "--bf16: fairseq means a TPU by it; leave it out and say --compute-dtype bfloat16"
 
@@ -26,3 +31,14 @@ def computing_in(compute_dtype: str, x: Tensor) -> AbstractContextManager[object
     if compute_dtype == "bfloat16" and x.dtype == torch.float32:
         return torch.autocast(x.device.type, torch.bfloat16)
     return nullcontext()
+
+
+@contextmanager
+def full_matmul_precision() -> Iterator[None]:
+    """Products of float32 matrices in float32, for the whole process, whatever was set before."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

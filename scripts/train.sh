@@ -124,18 +124,20 @@ choose_checkpoints() {
 # logs/train.launch says what the first node trains, for the others to compare.
 launch="$nodes nodes, $devices devices each, job ${SLURM_JOB_ID:-} ${SLURM_RESTART_COUNT:-}: ${overrides[*]}"
 
-# commit_line: for the log, from which code a process trains; +changes where it is not the commit's.
-commit_line() {
+# origin_lines: for the log, from which code a process trains, +changes where it is not the commit's,
+# and on what.
+origin_lines() {
     local commit=unknown
     [[ ! -e $ROOT/.git ]] || commit=$(git -C "$ROOT" describe --always --exclude='*' --dirty=+changes 2>/dev/null) ||
         commit=unknown
     echo "commit: $commit"
+    echo "hardware: $(tool hardware)"
 }
 
 train() {
     if [[ -z ${DRY_RUN:-} ]]; then
         choose_checkpoints
-        commit_line
+        origin_lines
         echo "$launch" >"$WORK/logs/train.launch"
     fi
     start_training

@@ -375,3 +375,34 @@ def test_a_step_of_self_attention_does_not_wait_for_the_gpu():
         module(x, x, x, need_weights=False)[0].sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_is_in_full_precision_whatever_that_of_other_products(causal, with_bias, padded):
+    torch.manual_seed(0)
+    shape = (3, HEADS, 9, DIM)
+    inputs = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    bias = torch.randn(HEADS, 9, 9, requires_grad=True) if with_bias else None
+    wanted = inputs if bias is None else [*inputs, bias]
+    options = {"causal": causal, "bias": bias}
+    options["key_padding_mask"] = padding([9, 5, 2], 9) if padded else None
+    grad = torch.randn(shape)
+    before = torch.get_float32_matmul_precision()
+    results = []
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            out = attend(*inputs, **options)
+            assert torch.get_float32_matmul_precision() == precision
+            # Twice: the graph is kept where the caller keeps it.
+            torch.autograd.grad(out, wanted, grad, retain_graph=True)
+            results.append([out, *torch.autograd.grad(out, wanted, grad)])
+            with torch.no_grad():
+                results[-1].append(attend(*inputs, **options))
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for exact, mine in zip(*results, strict=True):
+        assert torch.equal(exact, mine)

@@ -266,7 +266,7 @@ def test_the_pages_say_what_was_measured(name, page):
 
 def test_bfloat16_is_measured_where_the_processor_has_it(monkeypatch):
     for flags, expected in (("avx2 avx512f", False), ("avx2 amx_bf16", True)):
-        monkeypatch.setattr(machine, "cpu_field", lambda name, flags=flags: flags)
+        monkeypatch.setattr(machine.hardware, "cpu_field", lambda name, flags=flags: flags)
         assert machine.has_bfloat16("cpu") is expected
         systems = plan.make("bench", "cpu", expected, 2, eole=False).comparisons[0].systems
         assert (plan.BFLOAT16 in systems) is expected

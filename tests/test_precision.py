@@ -99,3 +99,42 @@ def test_several_processes_with_bf16_are_refused_before_fairseq_looks_for_a_tpu(
     error = result.stderr.strip().split("\n")[-1]
     assert error.startswith("error: --bf16: ") and "--compute-dtype bfloat16" in error
     assert "Traceback" not in result.stderr
+
+
+def gradients(model) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(SRC, LENGTHS, PREV)[0].log_softmax(-1)[:, :2, 7].sum().backward()
+    return {name: value.grad.clone() for name, value in model.named_parameters()}
+
+
+@pytest.fixture
+def precision():
+    before = torch.get_float32_matmul_precision()
+    yield torch.get_float32_matmul_precision
+    torch.set_float32_matmul_precision(before)
+
+
+def test_the_precision_of_products_is_the_options_while_the_model_trains(precision):
+    model = build_small(train_matmul_precision="medium")
+    assert model.train() is model and precision() == "medium"
+    assert model.eval() is model and precision() == "highest"
+    torch.set_float32_matmul_precision("high")
+    other = build_small()
+    other.train().eval()
+    assert precision() == "high"
+
+
+def test_training_with_rounded_products_is_near_training_without(precision):
+    model = build_small(train_matmul_precision="medium", position_encoding="t5")
+    exact = gradients(model.eval())
+    rounded = gradients(model.train())
+    assert all(value.dtype == torch.float32 for value in rounded.values())
+    for name, value in exact.items():
+        if value.abs().max() > 1e-3:
+            near = torch.cosine_similarity(value.flatten(), rounded[name].flatten(), dim=0)
+            assert near > 0.99, name
+
+
+def test_an_unknown_precision_of_products_is_refused():
+    with pytest.raises(UserError, match="--train-matmul-precision low: choose from highest, high,"):
+        build_small(train_matmul_precision="low")

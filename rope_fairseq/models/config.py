@@ -14,7 +14,7 @@ from fairseq.models.transformer.transformer_config import (
 from rope_fairseq.attention_kind import KINDS, LINEAR_ENCODINGS, AttentionKind
 from rope_fairseq.position import ENCODINGS, PositionOptions
 from rope_fairseq.position.options import BUCKETED, MAX_DISTANCES
-from rope_fairseq.precision import COMPUTE_DTYPES
+from rope_fairseq.precision import COMPUTE_DTYPES, MATMUL_PRECISIONS
 from rope_fairseq.rotary import LAYOUTS, SCALINGS
 
 _DEFAULT = PositionOptions()
@@ -112,6 +112,14 @@ OWN_FIELDS: tuple[tuple[str, Any, Any, str], ...] = (
         COMPUTE_DTYPES[0],
         f"precision of matrix products; one of {', '.join(COMPUTE_DTYPES)}: parameters, optimizer "
         "and checkpoints stay in float32",
+    ),
+    (
+        "train_matmul_precision",
+        Optional[str],  # noqa: UP045
+        None,
+        "torch.set_float32_matmul_precision while the model trains; one of "
+        f"{', '.join(MATMUL_PRECISIONS)}; default: what the process has. On a CPU with AMX or "
+        "AVX512-BF16, medium multiplies in bfloat16; all else, translation too, stays in float32",
     ),
 )
 

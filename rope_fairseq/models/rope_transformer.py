@@ -5,6 +5,7 @@ import logging
 from dataclasses import fields
 from typing import Any
 
+import torch
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass.utils import (
     convert_namespace_to_omegaconf,
@@ -23,7 +24,7 @@ from rope_fairseq.models.config import SIZES, RopeTransformerConfig, fill_sizes
 from rope_fairseq.models.layers import RopeDecoder, RopeEncoder
 from rope_fairseq.models.loading import match_parts
 from rope_fairseq.position import ABSOLUTE, PositionOptions
-from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES
+from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES, MATMUL_PRECISIONS
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,16 @@ if "rope_transformer" in MODEL_REGISTRY:
 class RopeTransformerModel(TransformerModelBase):
     """fairseq's Transformer with rotary position embeddings in encoder and decoder self-attention
     (Su et al., arXiv 2104.09864), or with another of our position encodings."""
+
+    #: Set by ``--train-matmul-precision``.
+    train_matmul_precision: str | None = None
+
+    def train(self, mode: bool = True) -> "RopeTransformerModel":
+        """As in torch; the precision of products, which torch has for the whole process, is that
+        of the option while the model trains, and full while it does not."""
+        if self.train_matmul_precision is not None:
+            torch.set_float32_matmul_precision(self.train_matmul_precision if mode else "highest")
+        return super().train(mode)
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -73,6 +84,7 @@ class RopeTransformerModel(TransformerModelBase):
         model = super().build_model(nested, task)
         # The criterion fused_label_smoothed_cross_entropy computes in it too.
         model.compute_dtype = options.compute_dtype
+        model.train_matmul_precision = options.train_matmul_precision
         logger.info("position encoding: %s", position.describe())
         logger.info("attention kind: %s", kind.describe())
         return model
@@ -165,6 +177,11 @@ def _check_precision(options: argparse.Namespace, run: Any) -> None:
     if options.compute_dtype not in COMPUTE_DTYPES:
         raise UserError(
             f"--compute-dtype {options.compute_dtype}: choose from {', '.join(COMPUTE_DTYPES)}"
+        )
+    if options.train_matmul_precision not in (None, *MATMUL_PRECISIONS):
+        raise UserError(
+            f"--train-matmul-precision {options.train_matmul_precision}: choose from "
+            f"{', '.join(MATMUL_PRECISIONS)}"
         )
     common = (None if run is None else run.get("common")) or {}
     if common.get("bf16"):
