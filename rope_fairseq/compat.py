@@ -45,6 +45,7 @@ def apply() -> None:
     name_damaged_checkpoints()
     train_together()
     go_on_where_it_was()
+    load_checkpoint_in_each_process()
     save_at_every_interval()
     end_loading_at_exit()
     guard_user_dir()
@@ -260,6 +261,27 @@ def go_on_where_it_was() -> None:
     _replace(EpochBatchIterator, "load_state_dict", resume.restore_position)
     _replace(Trainer, "save_checkpoint", resume.store_early_stopping)
     _replace(checkpoint_utils, "load_checkpoint", resume.restore_early_stopping)
+
+
+def load_checkpoint_in_each_process() -> None:
+    """Of several processes, fairseq has one read the checkpoint and send it to the others as a
+    pickle with omegaconf's classes, which torch ≥ 2.6 refuses there: no run of several devices could
+    go on. Here each reads the file, as with fairseq's own option for that. 0.12.3 and main."""
+    from fairseq.trainer import Trainer
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+            options = self.cfg.checkpoint
+            asked = options.load_checkpoint_on_all_dp_ranks
+            options.load_checkpoint_on_all_dp_ranks = True
+            try:
+                return original(self, *args, **kwargs)
+            finally:
+                options.load_checkpoint_on_all_dp_ranks = asked
+
+        return load_checkpoint
+
+    _replace(Trainer, "load_checkpoint", make)
 
 
 def save_at_every_interval() -> None:

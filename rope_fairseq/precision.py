@@ -5,6 +5,7 @@ autocast instead keeps parameters, optimizer and checkpoints in float32. So does
 inside the products of float32 matrices alone, in which nothing else is rounded. No fairseq here.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -15,6 +16,9 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 #: Those of torch.set_float32_matmul_precision. On a CPU with AMX or AVX512-BF16, ``medium`` rounds
 #: the operands to bfloat16 and adds up in float32; on CUDA ``high`` and ``medium`` mean TF32.
 MATMUL_PRECISIONS = ("highest", "high", "medium")
+#: oneDNN sets a product up anew for each new shape, which takes several times as long as a small
+#: product itself, and by default keeps the last 1,024. The batches of an epoch have some thousands.
+_KEPT_PRODUCTS = 16384
 
 BF16_MEANS_TPU = "--bf16: fairseq means a TPU by it; leave it out and say --compute-dtype bfloat16"
 
@@ -31,6 +35,11 @@ def computing_in(compute_dtype: str, x: Tensor) -> AbstractContextManager[object
     if compute_dtype == "bfloat16" and x.dtype == torch.float32:
         return torch.autocast(x.device.type, torch.bfloat16)
     return nullcontext()
+
+
+def keep_products() -> None:
+    """Have oneDNN keep the set-up of more products; no effect once it has begun to keep them."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_PRODUCTS))
 
 
 @contextmanager

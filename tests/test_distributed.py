@@ -303,6 +303,16 @@ def test_one_process_goes_on_where_two_were(together, alone, tmp_path):
     torch.testing.assert_close(went_on, one, rtol=1e-5, atol=1e-6)
 
 
+def test_two_processes_go_on_where_two_were(together, tmp_path):
+    shutil.copy(together[0] / "checkpoint_1_4.pt", tmp_path / "checkpoint_last.pt")
+    command = (BIN / "torchrun", "--standalone", "--nproc-per-node", "2", BIN / "fairseq-train")
+    result = run(*command, *options(tmp_path), env=torchrun())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert losses(result.stdout) == losses(together[1])[4:]
+    both = (parameters(folder / "checkpoint_last.pt") for folder in (together[0], tmp_path))
+    assert torch.equal(*both)
+
+
 def error_lines(result: subprocess.CompletedProcess) -> list[str]:
     return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
 

@@ -24,7 +24,12 @@ from rope_fairseq.models.config import SIZES, RopeTransformerConfig, fill_sizes
 from rope_fairseq.models.layers import RopeDecoder, RopeEncoder
 from rope_fairseq.models.loading import match_parts
 from rope_fairseq.position import ABSOLUTE, PositionOptions
-from rope_fairseq.precision import BF16_MEANS_TPU, COMPUTE_DTYPES, MATMUL_PRECISIONS
+from rope_fairseq.precision import (
+    BF16_MEANS_TPU,
+    COMPUTE_DTYPES,
+    MATMUL_PRECISIONS,
+    keep_products,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +86,8 @@ class RopeTransformerModel(TransformerModelBase):
         nested.position_options = position
         nested.attention_kind = kind
         nested.compute_dtype = options.compute_dtype
+        if options.train_matmul_precision is not None:
+            keep_products()
         model = super().build_model(nested, task)
         # The criterion fused_label_smoothed_cross_entropy computes in it too.
         model.compute_dtype = options.compute_dtype
