@@ -24,6 +24,10 @@ INSTALL_REQUIRES = [
     "sacremoses>=0.1,<0.3",
     # BPE; 0.2 is the first with wheels for Python 3.12.
     "sentencepiece>=0.2,<0.3",
+    # The BPE of published recipes (Multi30k, IWSLT14): its merges must be the same ones.
+    "subword-nmt>=0.3.8,<0.4",
+    # Welch's t-test over seeds; 1.11 is the first whose result has a confidence interval for it.
+    "scipy>=1.11,<2",
     # Scores; a score's signature has the form of 2.x.
     "sacrebleu>=2.4,<3",
     # Recipes and configs.

@@ -111,7 +111,10 @@ class _AttendInFullPrecision(torch.autograd.Function):
             for value, needed in zip(arguments, ctx.needs_input_grad, strict=True)
         ]
         with torch.enable_grad(), full_matmul_precision():
-            ctx.out = F.scaled_dot_product_attention(*ctx.inputs[:6], scale=ctx.inputs[6])
+            query, key, value, mask, dropout_p, is_causal, scale = ctx.inputs
+            ctx.out = F.scaled_dot_product_attention(
+                query, key, value, mask, dropout_p, is_causal, scale=scale
+            )
         return ctx.out.detach()
 
     @staticmethod
@@ -135,10 +138,11 @@ def _attend_fused(
 ) -> Tensor:
     """``scaled_dot_product_attention``, on a CPU always in full precision: its products there are
     as small as a sentence, and setting up a lower precision takes ten times as long as they do."""
-    arguments = (query, key, value, mask, dropout_p, is_causal)
     if query.device.type != "cpu" or torch.get_float32_matmul_precision() == "highest":
-        return F.scaled_dot_product_attention(*arguments, scale=scale)
-    out: Tensor = _AttendInFullPrecision.apply(*arguments, scale)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout_p, is_causal, scale=scale
+        )
+    out: Tensor = _AttendInFullPrecision.apply(query, key, value, mask, dropout_p, is_causal, scale)
     return out
 
 

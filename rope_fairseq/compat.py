@@ -265,8 +265,8 @@ def go_on_where_it_was() -> None:
 
 def load_checkpoint_in_each_process() -> None:
     """Of several processes, fairseq has one read the checkpoint and send it to the others as a
-    pickle with omegaconf's classes, which torch ≥ 2.6 refuses there: no run of several devices could
-    go on. Here each reads the file, as with fairseq's own option for that. 0.12.3 and main."""
+    pickle with omegaconf's classes, which torch ≥ 2.6 refuses there: no run of several devices
+    could go on. Here each reads the file, as with fairseq's own option. 0.12.3 and main."""
     from fairseq.trainer import Trainer
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:

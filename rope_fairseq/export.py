@@ -29,7 +29,7 @@ from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.multihead_attention import PositionedAttention
 from rope_fairseq.multihead_linear_attention import LinearSelfAttention
 from rope_fairseq.position import PositionOptions
-from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE
+from rope_fairseq.text import OPTIONS_FILE
 from rope_fairseq.translate import Model, load_model
 
 # As CTranslate2 names them; "int8" leaves open which type the rest of the computation has.
@@ -362,7 +362,7 @@ def export(model: Model, transformer: Any, output: Path, quantization: str, forc
     quantize(spec, quantization)
     with new_folder(output, force) as folder:
         spec.save(str(folder))
-        names = (OPTIONS_FILE, MODEL_FILE, *(f"dict.{lang}.txt" for lang in languages))
+        names = (OPTIONS_FILE, model.text.model.name, *(f"dict.{lang}.txt" for lang in languages))
         provenance = [name for name in PROVENANCE_FILES if (model.folder / name).is_file()]
         for name in dict.fromkeys((*names, *provenance)):
             shutil.copyfile(model.folder / name, folder / name)

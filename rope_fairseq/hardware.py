@@ -23,7 +23,8 @@ def cpu_flags() -> list[str]:
 
 
 def describe() -> dict[str, Any]:
-    """Processor, its instructions and cores, memory in GiB, and names of the GPUs if there are."""
+    """Processor, its instructions and cores, memory in GiB, the threads of a process where
+    OMP_NUM_THREADS says how many, and names of the GPUs if there are."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts: dict[str, Any] = {
         "processor": cpu_field("model name"),
@@ -31,6 +32,8 @@ def describe() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30, 1),
     }
+    if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        facts["threads"] = int(threads)
     # Asking torch takes seconds; without one of these (NVIDIA, AMD, WSL) there is nothing to ask.
     if any(os.path.exists(f"/dev/{name}") for name in ("nvidiactl", "kfd", "dxg")):
         import torch

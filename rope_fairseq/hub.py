@@ -124,8 +124,7 @@ def from_pretrained(
     """Load a model, or an ensemble, for translation.
 
     Args:
-        model_name_or_path: folder with the checkpoints, ``text.json`` and
-            ``sentencepiece.bpe.model``.
+        model_name_or_path: folder with the checkpoints, ``text.json`` and the model of BPE.
         checkpoint_file: name in that folder; several, joined by ``:``, make an ensemble.
         data_name_or_path: folder with the dictionaries; one that starts with "." is relative to
             the model's folder.
@@ -144,7 +143,7 @@ def from_pretrained(
         of_text = {
             "tokenizer": "rope_text",
             "text_options": str(folder / OPTIONS_FILE),
-            "bpe": "sentencepiece",
+            "bpe": text.bpe,  # fairseq finds its model by the file's name
             # Not stored where fairseq-train found them in the names of the data.
             "source_lang": text.source_lang,
             "target_lang": text.target_lang,

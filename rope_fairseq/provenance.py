@@ -42,19 +42,35 @@ def changes(recipe: Recipe, data: dict[str, Any], training: dict[str, str]) -> l
                 f"recipe {recipe.name}: has {override}, but the model was trained without it; name "
                 "the recipe that it was trained by"
             )
-    limits = data["cleaning"]["options"]
+    limits, text = data["cleaning"]["options"], data.get("text", {})
     facts: list[tuple[str, Any, Any]] = [
         ("source_lang", data["languages"][0], recipe.source_lang),
         ("target_lang", data["languages"][1], recipe.target_lang),
-        ("vocab_size", data["vocabulary"]["pieces"], recipe.vocab_size),
+        # A model of subword-nmt has merges and no vocabulary; in a recipe it is one or the other.
+        ("vocab_size", data["vocabulary"].get("pieces"), recipe.vocab_size),
+        ("merges", _merges(data["vocabulary"]), recipe.merges),
+        ("text.lowercase", text.get("lowercase", False), recipe.text.lowercase),
+        (
+            "text.lowercase_tokens",
+            text.get("lowercase_tokens", False),
+            recipe.text.lowercase_tokens,
+        ),
+        ("text.normalize", text.get("normalize", True), recipe.text.normalize),
+        ("text.escape", text.get("escape", False), recipe.text.escape),
+        ("text.tokenized", limits.get("tokenized", False), recipe.text.tokenized),
         ("clean.max_tokens", limits["max_tokens"], recipe.clean.max_tokens),
         ("clean.max_ratio", limits["max_ratio"] or None, recipe.clean.max_ratio),
         ("clean.drop_duplicates", not limits["keep_duplicates"], recipe.clean.drop_duplicates),
         ("clean.drop_test_overlap", limits["drop_test_overlap"], recipe.clean.drop_test_overlap),
+        ("clean.valid_every", limits.get("valid_every"), recipe.clean.valid_every),
         ("tokens_per_update", int(tokens_per_update), recipe.tokens_per_update),
     ]
     found = [f"{name}={is_} (recipe: {was})" for name, is_, was in facts if is_ != was]
     return found + [f"{key}={overrides[key]}" for key in overrides if key not in LANGUAGES]
+
+
+def _merges(vocabulary: dict[str, int]) -> int | None:
+    return None if "pieces" in vocabulary else vocabulary["merges"]
 
 
 def about(recipe: Recipe, model: Path) -> dict[str, str]:

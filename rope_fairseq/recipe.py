@@ -4,8 +4,8 @@
 configs/ that holds fairseq's options, the tokens of an update, the checkpoints to average and the
 scores to expect.
 
-    python -m rope_fairseq.recipe NAME [--vocab-size N] [--source-lang L] [--target-lang L]
-        [--tokens-per-update N] [--max-update N]
+    python -m rope_fairseq.recipe NAME [--vocab-size N | --merges N] [--source-lang L]
+        [--target-lang L] [--tokens-per-update N] [--max-update N]
 
 prints the recipe, so changed, as shell assignments (``RECIPE_CORPUS=demo`` …) for scripts/; with
 ``--batch --devices N [--max-tokens N]`` instead the overrides, one a line, that keep the tokens of
@@ -21,7 +21,9 @@ from typing import Any
 
 import yaml
 
+from rope_fairseq.corpus.folder import SPLITS
 from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.pieces import Pieces, SentencePiece, SubwordNmt
 from rope_fairseq.schedule import (
     MAX_TOKENS,
     UPDATE_FREQ,
@@ -52,12 +54,14 @@ class Average:
 class Clean:
     """What cleaning leaves out of the training text: pairs with more than ``max_tokens`` tokens on
     a side, pairs of which one side is more than ``max_ratio`` times as long as the other (None:
-    any), second and later copies of a pair, pairs with a side that the test set has too."""
+    any), second and later copies of a pair, pairs with a side that the test set has too. With
+    ``valid_every`` N, every Nth pair that is kept is validation: the corpus has no other."""
 
     max_tokens: int
     max_ratio: float | None
     drop_duplicates: bool
     drop_test_overlap: bool
+    valid_every: int | None = None
 
     def arguments(self) -> list[str]:
         """As options of ``rope_fairseq.corpus clean``."""
@@ -68,7 +72,32 @@ class Clean:
             words.append("--keep-duplicates")
         if self.drop_test_overlap:
             words.append("--drop-test-overlap")
+        if self.valid_every is not None:
+            words += ["--valid-every", str(self.valid_every)]
         return words
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How text becomes tokens, as in :class:`rope_fairseq.text.Text`, and whether the corpus is
+    tokens already: these options are then those that it was made with."""
+
+    lowercase: bool = False
+    lowercase_tokens: bool = False
+    normalize: bool = True
+    escape: bool = False
+    tokenized: bool = False
+
+    def arguments(self) -> list[str]:
+        """As options of ``rope_fairseq.corpus clean``."""
+        given = {
+            "--lowercase": self.lowercase,
+            "--lowercase-tokens": self.lowercase_tokens,
+            "--no-normalize": not self.normalize,
+            "--escape": self.escape,
+            "--tokenized": self.tokenized,
+        }
+        return [option for option, wanted in given.items() if wanted]
 
 
 @dataclass(frozen=True)
@@ -79,7 +108,8 @@ class Recipe:
         name: the file's name without ``.yaml``.
         corpus: folder in data-prep/.
         source_lang, target_lang: language codes.
-        vocab_size: pieces of the joint BPE model, ``<unk>`` included.
+        vocab_size: pieces of the joint BPE model, ``<unk>`` included; None with ``merges``.
+        merges: of subword-nmt's joint BPE; None with ``vocab_size``, which is sentencepiece's.
         config: file in configs/, without ``.yaml``.
         tokens_per_update: tokens of the longer side, padding included, in one update of all
             devices together.
@@ -87,19 +117,40 @@ class Recipe:
         average: checkpoints to average.
         expected: kind of score → value; empty while nothing has been measured.
         overrides: changes of the config for this recipe, as for fairseq-hydra-train.
+        text: how text becomes tokens.
     """
 
     name: str
     corpus: str
     source_lang: str
     target_lang: str
-    vocab_size: int
+    vocab_size: int | None
     config: str
     tokens_per_update: int
     clean: Clean
     average: Average
     expected: Mapping[str, float]
     overrides: tuple[str, ...] = ()
+    merges: int | None = None
+    text: TextOptions = TextOptions()
+
+    @property
+    def pieces(self) -> type[Pieces]:
+        """The kind of BPE."""
+        return SentencePiece if self.merges is None else SubwordNmt
+
+    def data_parts(self) -> list[str]:
+        """What the corpus gives in both languages: train, valid, test, raw.test."""
+        parts = [split for split in SPLITS if split != "valid" or self.clean.valid_every is None]
+        return [*parts, "raw.test"] if self.text.tokenized else parts
+
+    def scored(self) -> str:
+        """What is translated and scored: ``distributed`` tokens, ``prepared`` ones where text that
+        has lost its case was prepared here, else ``raw`` text."""
+        if self.text.tokenized:
+            return "distributed"
+        lowercase = self.text.lowercase or self.text.lowercase_tokens
+        return "prepared" if lowercase else "raw"
 
     def shell(self, changes: Sequence[str] = (), update_overrides: Sequence[str] = ()) -> str:
         """Shell assignments, one a line, quoted; lists become arrays of bash.
@@ -113,15 +164,20 @@ class Recipe:
             "CORPUS": self.corpus,
             "SOURCE_LANG": self.source_lang,
             "TARGET_LANG": self.target_lang,
-            "VOCAB_SIZE": self.vocab_size,
+            "VOCAB_SIZE": self.vocab_size or "",
+            "MERGES": self.merges or "",
+            "BPE_MODEL": self.pieces.model_file,
+            "SCORED": self.scored(),
             "CONFIG": self.config,
             "TOKENS_PER_UPDATE": self.tokens_per_update,
             "AVERAGE_LAST": self.average.last,
             "AVERAGE_BY": self.average.by,
             **{f"EXPECTED_{kind.upper()}": score for kind, score in self.expected.items()},
         }
+        bpe = [] if self.merges is None else ["--bpe", self.pieces.name]
         arrays: dict[str, Sequence[str]] = {
-            "CLEAN": self.clean.arguments(),
+            "DATA": self.data_parts(),
+            "CLEAN": [*self.clean.arguments(), *self.text.arguments(), *bpe],
             "OVERRIDES": self.overrides,
             "MAX_UPDATE_OVERRIDES": update_overrides,
             "CHANGES": changes,
@@ -137,6 +193,8 @@ KINDS: Kinds = {
     "source_lang": (str,),
     "target_lang": (str,),
     "vocab_size": (int,),
+    "merges": (int,),
+    "text": (dict,),
     "config": (str,),
     "tokens_per_update": (int,),
     "clean": (dict,),
@@ -144,13 +202,21 @@ KINDS: Kinds = {
     "expected": (dict,),
     "overrides": (list,),
 }
-OPTIONAL = ("overrides",)
+OPTIONAL = (
+    *("vocab_size", "merges", "overrides", "text", "clean.valid_every"),
+    *("text.lowercase", "text.lowercase_tokens"),
+    *("text.normalize", "text.escape", "text.tokenized"),
+)
 CLEAN_KINDS: Kinds = {
     "max_tokens": (int,),
     "max_ratio": (float, int, type(None)),
     "drop_duplicates": (bool,),
     "drop_test_overlap": (bool,),
+    "valid_every": (int,),
 }
+TEXT_KINDS: Kinds = dict.fromkeys(
+    ("lowercase", "lowercase_tokens", "normalize", "escape", "tokenized"), (bool,)
+)
 AVERAGE_KINDS: Kinds = {"last": (int,), "by": (str,)}
 BY = ("update", "epoch")
 KIND_NAMES = {
@@ -210,22 +276,33 @@ def load_recipe(name: str, folder: Path = RECIPES) -> Recipe:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a YAML file ({error})") from None
     _check_keys(path, values, KINDS, "")
-    clean, average = values["clean"], values["average"]
+    if ("vocab_size" in values) == ("merges" in values):
+        raise UserError(
+            f"{path}: one of the keys 'vocab_size' (sentencepiece) and 'merges' (subword-nmt) is "
+            "needed, and not both"
+        )
+    clean, average, text = values["clean"], values["average"], values.get("text", {})
     _check_keys(path, clean, CLEAN_KINDS, "clean.")
     _check_keys(path, average, AVERAGE_KINDS, "average.")
+    _check_keys(path, text, TEXT_KINDS, "text.")
     for key in ("corpus", "source_lang", "target_lang", "config"):
         if not NAME.fullmatch(values[key]):
             raise UserError(f"{path}: key '{key}' is {values[key]!r}, not a plain name")
     if values["source_lang"] == values["target_lang"]:
         raise UserError(f"{path}: keys 'source_lang' and 'target_lang' are the same")
     for key, number in (
-        ("vocab_size", values["vocab_size"]),
+        ("vocab_size", values.get("vocab_size", 1)),
+        ("merges", values.get("merges", 1)),
         ("tokens_per_update", values["tokens_per_update"]),
         ("clean.max_tokens", clean["max_tokens"]),
         ("average.last", average["last"]),
     ):
         if number < 1:
             raise UserError(f"{path}: key '{key}' is {number}; at least 1 is needed")
+    if clean.get("valid_every", 2) < 2:
+        raise UserError(
+            f"{path}: key 'clean.valid_every' is {clean['valid_every']}; at least 2 is needed"
+        )
     if clean["max_ratio"] is not None and not 1 <= clean["max_ratio"] < float("inf"):
         raise UserError(
             f"{path}: key 'clean.max_ratio' is {clean['max_ratio']}; at least 1 is needed, or null"
@@ -242,8 +319,9 @@ def load_recipe(name: str, folder: Path = RECIPES) -> Recipe:
         "clean": Clean(**clean),
         "average": Average(**average),
         "overrides": tuple(values.get("overrides", [])),
+        "text": TextOptions(**text),
     }
-    return Recipe(name=name, **values | nested)
+    return Recipe(name=name, **{"vocab_size": None} | values | nested)
 
 
 def changed(recipe: Recipe, options: Mapping[str, str | int | None]) -> tuple[Recipe, list[str]]:
@@ -251,9 +329,16 @@ def changed(recipe: Recipe, options: Mapping[str, str | int | None]) -> tuple[Re
     words, such as ``vocab_size=500 (recipe: 37000)``.
 
     Raises:
-        UserError: a language that is no plain name or twice the same.
+        UserError: a language that is no plain name or twice the same, or a size of the kind of BPE
+            that the recipe does not have.
     """
     given = {key: value for key, value in options.items() if value is not None}
+    for key, other in (("vocab_size", "merges"), ("merges", "vocab_size")):
+        if key in given and getattr(recipe, key) is None:
+            raise UserError(
+                f"--{key.replace('_', '-')} {given[key]}: recipe {recipe.name} has BPE of another "
+                f"kind; give --{other.replace('_', '-')}"
+            )
     for key, value in given.items():
         if isinstance(value, str) and not NAME.fullmatch(value):
             raise UserError(f"--{key.replace('_', '-')} {value!r}: must be a language code")
@@ -285,7 +370,8 @@ def _parser() -> Parser:
     parser.add_argument("name", help="a file of configs/recipes/, without .yaml")
     parser.add_argument("overrides", nargs="*", help="the training's other overrides (--batch)")
     for option, text in (
-        ("--vocab-size", "pieces of the joint BPE model"),
+        ("--vocab-size", "pieces of the joint BPE model (sentencepiece)"),
+        ("--merges", "merges of the joint BPE (subword-nmt)"),
         ("--source-lang", "language code"),
         ("--target-lang", "language code"),
         ("--tokens-per-update", "tokens in one update of all devices together"),
@@ -310,6 +396,7 @@ def main() -> None:
     arguments = _parser().parse_intermixed_args()
     options = {
         "vocab_size": positive("--vocab-size", arguments.vocab_size),
+        "merges": positive("--merges", arguments.merges),
         "source_lang": arguments.source_lang,
         "target_lang": arguments.target_lang,
         "tokens_per_update": positive("--tokens-per-update", arguments.tokens_per_update),

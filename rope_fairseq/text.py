@@ -1,10 +1,11 @@
 """Text to subword pieces and back: the one place where training, ``translate.sh`` and hub get it.
 
-    raw line → clean → MosesPunctNormalizer → MosesTokenizer → sentencepiece BPE → pieces
+    raw line → clean → MosesPunctNormalizer → (lower case) → MosesTokenizer → BPE → pieces
 
 ``python -m rope_fairseq.text encode|decode --model FOLDER --lang L < IN > OUT`` does one line for
 one line. The options stand in ``text.json`` beside the BPE model, so that nobody has to repeat
-them. Whole corpora are the work of :mod:`rope_fairseq.corpus`.
+them. Whole corpora are the work of :mod:`rope_fairseq.corpus`, BPE that of
+:mod:`rope_fairseq.pieces`.
 
 What is changed before tokenizing, and why:
 
@@ -19,6 +20,11 @@ What is changed before tokenizing, and why:
 * NFC: sacremoses takes a combining accent for a symbol and splits it off its letter.
 * ``DOTMULTI`` in the text is broken up (``DOT MULTI``): sacremoses writes ``..`` as
   ``DOTDOTMULTI`` in between and would turn the literal into dots.
+
+Lower-casing stands where Multi30k's own scripts have it, after normalising and before tokenizing:
+abbreviations such as ``Dr.`` are then no longer known, and their full stop is a token; that of a
+sentence is none where another follows on the line (``end. then``). fairseq's script for IWSLT14
+lower-cases the tokens instead: ``lowercase_tokens``.
 
 Which switches of sacremoses are set differently from its defaults:
 
@@ -52,23 +58,22 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sacremoses import MosesDetokenizer
-from sentencepiece import SentencePieceProcessor
 
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.files import replacing
 from rope_fairseq.lines import decode_lines, write_stream
 from rope_fairseq.moses import FastNormalizer, FastTokenizer
+from rope_fairseq.pieces import KINDS, SPACE_SYMBOL, Pieces, SentencePiece
 
 logger = logging.getLogger(__name__)
 
 OPTIONS_FILE = "text.json"
-# The name under which fairseq's hub loader looks for it beside a checkpoint.
-MODEL_FILE = "sentencepiece.bpe.model"
-TOOLS = ("sacremoses", "sentencepiece")
+# Of the kind of BPE that is the default.
+MODEL_FILE = SentencePiece.model_file
 
-SPACE_SYMBOL = "\u2581"
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 INVISIBLE = re.compile("[\u00ad\ufeff]")
 MULTIDOT_MARKER = re.compile("DOT(?=MULTI)")
@@ -82,9 +87,13 @@ def clean(line: str) -> str:
     return MULTIDOT_MARKER.sub("DOT ", unicodedata.normalize("NFC", line))
 
 
-def join_pieces(pieces: str) -> str:
-    """Sentencepiece pieces separated by spaces → tokens separated by spaces."""
-    return pieces.replace(" ", "").replace(SPACE_SYMBOL, " ").strip()
+def split_tokens(line: str) -> str:
+    """A line that is tokens already → the same, separated by single spaces.
+
+    Nothing else is changed, but that control characters and line separators, which would shift a
+    corpus or vanish in it, are spaces here as well.
+    """
+    return " ".join(token for token in UNSAFE.sub(" ", line).split(" ") if token)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,10 @@ class Text:
         normalize: make punctuation plain (MosesPunctNormalizer).
         escape: write ``& | < > ' " [ ]`` as entities between tokenizer and BPE, as Moses does.
         aggressive_dash_splits: ``a-b`` → ``a @-@ b``, as Moses does for WMT.
-        model: the sentencepiece model; needed by :meth:`encode` only.
+        lowercase: make all letters small before tokenizing.
+        lowercase_tokens: make them small afterwards.
+        bpe: the kind of BPE, one of :data:`rope_fairseq.pieces.KINDS`.
+        model: the model of BPE; needed by :meth:`encode` and :meth:`segment` only.
     """
 
     source_lang: str
@@ -105,25 +117,31 @@ class Text:
     normalize: bool = True
     escape: bool = False
     aggressive_dash_splits: bool = False
+    lowercase: bool = False
+    lowercase_tokens: bool = False
+    bpe: str = SentencePiece.name
     model: Path = Path(MODEL_FILE)
 
     def encode(self, line: str, lang: str) -> str:
         """Raw text → pieces joined by single spaces; an empty line stays empty."""
-        return " ".join(self._processor.encode(self.tokenize(line, lang), out_type=str))
+        return self.segment([self.tokenize(line, lang)])[0]
 
     def segment(self, lines: list[str]) -> list[str]:
         """Lines of tokens → lines of pieces joined by single spaces."""
-        encoded = self._processor.encode(lines, out_type=str, num_threads=1)
-        return [" ".join(pieces) for pieces in encoded]
+        return self.pieces.segment(lines)
 
-    def vocabulary(self) -> list[str]:
-        """The pieces of the BPE model, ``<unk>`` included."""
-        processor = self._processor
-        return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+    def join(self, pieces: str) -> str:
+        """Pieces joined by spaces → tokens joined by spaces."""
+        return self.pieces.join(pieces)
 
     def decode(self, pieces: str, lang: str) -> str:
         """Pieces joined by spaces → raw text."""
-        return self.detokenize(join_pieces(pieces), lang)
+        return self.detokenize(self.join(pieces), lang)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The BPE; its model is read at first use."""
+        return KINDS[self.bpe](self.model)
 
     def tokenize(self, line: str, lang: str) -> str:
         """Raw text → normalised tokens joined by single spaces."""
@@ -131,12 +149,15 @@ class Text:
         line = clean(line)
         if self.normalize:
             line = self._normalizers[lang].normalize(line)
-        return self._tokenizers[lang].tokenize(
+        if self.lowercase:
+            line = line.lower()
+        tokens: str = self._tokenizers[lang].tokenize(
             line,
             aggressive_dash_splits=self.aggressive_dash_splits,
             escape=self.escape,
             return_str=True,
         )
+        return tokens.lower() if self.lowercase_tokens else tokens
 
     def detokenize(self, tokens: str, lang: str) -> str:
         """Tokens joined by spaces → raw text."""
@@ -146,7 +167,7 @@ class Text:
 
     def save(self, folder: str | Path) -> None:
         """Write ``text.json`` into a folder and the BPE model beside it if it is not there yet."""
-        target = Path(folder) / MODEL_FILE
+        target = Path(folder) / self.pieces.model_file
         if self.model.resolve() != target.resolve():
             with open(self.model, "rb") as source, replacing(target) as stream:
                 shutil.copyfileobj(source, stream)
@@ -157,20 +178,29 @@ class Text:
 
         The model's name is stored relative to the folder, which can therefore be moved.
         """
-        values = self.options() | {"model": MODEL_FILE}
-        values |= {tool: version(tool) for tool in TOOLS}
+        values = self.options() | {"model": self.pieces.model_file} | self.versions()
         with replacing(Path(folder) / OPTIONS_FILE) as stream:
             stream.write((json.dumps(values, indent=2) + "\n").encode("utf-8"))
 
     def options(self) -> dict[str, str | bool]:
-        """Languages and options, without the model."""
-        return {name: getattr(self, name) for name in OPTION_TYPES if name != "model"}
+        """Languages and options, without the model; those of :data:`OPTIONAL` only where they are
+        not the default."""
+        values = {name: getattr(self, name) for name in OPTION_TYPES if name != "model"}
+        return {
+            name: value
+            for name, value in values.items()
+            if name not in OPTIONAL or value != OPTIONAL[name]
+        }
+
+    def versions(self) -> dict[str, str]:
+        """What decides tokens and pieces: each tool's name as a distribution, and its version."""
+        return {tool: version(tool) for tool in ("sacremoses", self.pieces.distribution)}
 
     @classmethod
     def load(cls, path: str | Path) -> "Text":
         """Read ``text.json`` (or the one in a folder).
 
-        Another version of sacremoses or sentencepiece than the stored one is a warning.
+        Another version of a tool than the stored one is a warning.
 
         Raises:
             UserError: not JSON, a key is missing or unknown, or a value has the wrong type.
@@ -179,12 +209,17 @@ class Text:
         if path.is_dir():
             path = path / OPTIONS_FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            stored = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{path}: not a JSON file ({error})") from None
-        expected = OPTION_TYPES | dict.fromkeys(TOOLS, str)
-        if not isinstance(values, dict):
-            raise UserError(f"{path}: expected an object with the keys {', '.join(expected)}")
+        if not isinstance(stored, dict):
+            raise UserError(f"{path}: expected an object with the keys {', '.join(OPTION_TYPES)}")
+        values: dict[str, Any] = OPTIONAL | stored
+        if values["bpe"] not in list(KINDS):
+            known = " or ".join(map(repr, KINDS))
+            raise UserError(f"{path}: key 'bpe' has the value {values['bpe']!r}, not {known}")
+        tools = ("sacremoses", KINDS[values["bpe"]].distribution)
+        expected = OPTION_TYPES | dict.fromkeys(tools, str)
         for name in expected.keys() - values.keys():
             raise UserError(f"{path}: key {name!r} is missing")
         for name in values.keys() - expected.keys():
@@ -194,12 +229,12 @@ class Text:
                 raise UserError(
                     f"{path}: key {name!r} has the value {values[name]!r}, not a {kind.__name__}"
                 )
-        for tool in TOOLS:
-            stored = values.pop(tool)
-            if stored != version(tool):
+        for tool in tools:
+            written = values.pop(tool)
+            if written != version(tool):
                 logger.warning(
                     "%s was written with %s %s, but %s is installed: tokens may differ",
-                    *(path, tool, stored, version(tool)),
+                    *(path, tool, written, version(tool)),
                 )
         return cls(**values | {"model": path.parent / values["model"]})
 
@@ -210,15 +245,6 @@ class Text:
                 f"language {lang!r} is not one of this model's, "
                 f"{self.source_lang!r} and {self.target_lang!r}"
             )
-
-    @cached_property
-    def _processor(self) -> SentencePieceProcessor:
-        if not self.model.is_file():
-            raise UserError(f"{self.model}: no such sentencepiece model")
-        try:
-            return SentencePieceProcessor(model_file=str(self.model))
-        except RuntimeError:
-            raise UserError(f"{self.model}: not a sentencepiece model") from None
 
     @cached_property
     def _normalizers(self) -> dict[str, FastNormalizer]:
@@ -239,6 +265,12 @@ class Text:
 # What text.json holds of a Text, with the JSON type of each value.
 OPTION_TYPES: dict[str, type] = {
     field.name: bool if field.type is bool else str for field in fields(Text)
+}
+# Those that it holds only where they are not these: it was a file without them at first.
+OPTIONAL: dict[str, str | bool] = {
+    "lowercase": False,
+    "lowercase_tokens": False,
+    "bpe": SentencePiece.name,
 }
 
 

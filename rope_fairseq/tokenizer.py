@@ -1,7 +1,8 @@
 """``--tokenizer rope_text``: the text handling of :mod:`rope_fairseq.text` inside fairseq.
 
-With ``--bpe sentencepiece --sentencepiece-model FOLDER/sentencepiece.bpe.model`` beside it,
-``fairseq-interactive`` and hub see the same pieces as the training data.
+With ``--bpe sentencepiece --sentencepiece-model FOLDER/sentencepiece.bpe.model`` beside it, or
+``--bpe subword_nmt --bpe-codes FOLDER/bpecodes``, as text.json says, ``fairseq-interactive`` and
+hub see the same pieces as the training data.
 """
 
 from dataclasses import dataclass, field

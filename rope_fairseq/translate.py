@@ -2,9 +2,12 @@
 
     python -m rope_fairseq.translate MODEL [INPUT] [-o OUTPUT] [fairseq-generate options]
 
-MODEL is a folder with averaged.pt, dict.*.txt, text.json and sentencepiece.bpe.model, or a
+MODEL is a folder with averaged.pt, dict.*.txt, text.json and the model of BPE that it names, or a
 checkpoint in such a folder. INPUT and OUTPUT default to standard input and output. Everything after
 the first option that is not this tool's goes to fairseq-generate.
+
+With ``--tokenized`` each line is tokens, as the training text was, and so is each translation: what
+scores on a corpus' own tokens need.
 
 With ``--engine ctranslate2`` MODEL is a folder that rope_fairseq.export has made, and the search is
 that of rope_fairseq.ctranslate2_engine.
@@ -45,7 +48,7 @@ from rope_fairseq.hub import (
     trained_limits,
 )
 from rope_fairseq.lines import decode_lines, read_lines, write_lines, write_stream
-from rope_fairseq.text import MODEL_FILE, OPTIONS_FILE, Text
+from rope_fairseq.text import OPTIONS_FILE, Text, split_tokens
 
 CHECKPOINT = "averaged.pt"
 USAGE = "translate.sh MODEL [INPUT] [-o OUTPUT] [fairseq-generate options]"
@@ -86,14 +89,14 @@ def load_model(path: Path, max_source_positions: int | None, model_overrides: st
     if (path / ctranslate2_engine.WEIGHTS_FILE).is_file():
         raise UserError(f"{path}: an exported model; say --engine ctranslate2")
     checkpoint = path / CHECKPOINT if path.is_dir() else path
-    for needed in (checkpoint, *(checkpoint.parent / name for name in (OPTIONS_FILE, MODEL_FILE))):
-        if not needed.is_file():
-            raise UserError(f"{needed}: no such file; MODEL is a folder that average.sh has made")
+    for needed in (checkpoint, checkpoint.parent / OPTIONS_FILE):
+        _check_there(needed)
+    text = Text.load(checkpoint.parent)
+    _check_there(text.model)
     if ":" in str(checkpoint):
         raise UserError(f"{checkpoint}: fairseq takes ':' for a list of models; rename the folder")
     state = load_checkpoint(checkpoint)
     check_family(checkpoint, state)
-    text = Text.load(checkpoint.parent)
     check_dictionaries(checkpoint, state, checkpoint.parent, text)
     trained = trained_limits(state)
     longest = trained["max_source_positions"]
@@ -103,6 +106,11 @@ def load_model(path: Path, max_source_positions: int | None, model_overrides: st
     # The task of fairseq-generate has limits of its own beside the model's.
     limits = {name: overrides.get(name, limit) for name, limit in trained.items()}
     return Model(checkpoint, text, longest, overrides, limit_options(limits, overrides))
+
+
+def _check_there(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; MODEL is a folder that average.sh has made")
 
 
 def limit_options(limits: Mapping[str, int], overrides: Mapping[str, Any]) -> tuple[str, ...]:
@@ -130,15 +138,26 @@ def parse_overrides(text: str) -> dict[str, Any]:
     return value
 
 
-def encode_lines(model: Model | Exported, lines: Sequence[str], name: str) -> list[str]:
+def encode_lines(
+    model: Model | Exported, lines: Sequence[str], name: str, tokenized: bool = False
+) -> list[str]:
     """The pieces of each line, joined by spaces; "" for a line without any text.
+
+    Args:
+        model: names the text options and the model of BPE.
+        lines: raw text without line ends, or tokens.
+        name: what to call the text in messages.
+        tokenized: the lines are tokens.
 
     Raises:
         UserError: lines have more tokens than the model takes; all of them are named (the first
             ten where there are more).
     """
     progress = tqdm(lines, desc="tokenize", unit=" lines", mininterval=_interval())
-    pieces = [model.text.encode(line, model.text.source_lang) for line in progress]
+    if tokenized:
+        pieces = [model.text.segment([split_tokens(line)])[0] for line in progress]
+    else:
+        pieces = [model.text.encode(line, model.text.source_lang) for line in progress]
     # A token more than pieces: the end of the sentence.
     lengths = {number: len(line.split()) + 1 for number, line in enumerate(pieces, 1)}
     too_long = {number: n for number, n in lengths.items() if n > model.longest_source}
@@ -240,17 +259,22 @@ def _hypotheses(command: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def translate_lines(
-    model: Model | Exported, lines: Sequence[str], name: str, extra: Sequence[str]
+    model: Model | Exported,
+    lines: Sequence[str],
+    name: str,
+    extra: Sequence[str],
+    tokenized: bool = False,
 ) -> list[str]:
-    """Translate raw lines; a line without text stays an empty line.
+    """Translate raw lines to raw lines; a line without text stays an empty line.
 
     Args:
         model: what to translate with.
         lines: raw text without line ends.
         name: what to call the text in messages.
         extra: fairseq-generate's options for the search; an exported model has them already.
+        tokenized: the lines are tokens, and so are the translations.
     """
-    encoded = encode_lines(model, lines, name)
+    encoded = encode_lines(model, lines, name, tokenized)
     numbers = [number for number, pieces in enumerate(encoded) if pieces]
     translations = [""] * len(lines)
     if numbers:
@@ -260,7 +284,11 @@ def translate_lines(
         else:
             hypotheses = generate(model, sources, extra)
         for number, pieces in zip(numbers, hypotheses, strict=True):
-            translations[number] = model.text.decode(pieces, model.text.target_lang)
+            translations[number] = (
+                model.text.join(pieces)
+                if tokenized
+                else model.text.decode(pieces, model.text.target_lang)
+            )
     return translations
 
 
@@ -293,6 +321,9 @@ def parse_arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]
         type=int,
         metavar="N",
         help="refuse lines of more tokens (default: what the model was trained with)",
+    )
+    parser.add_argument(
+        "--tokenized", action="store_true", help="lines are tokens, in the input and in the output"
     )
     parser.add_argument(
         "--config",
@@ -358,11 +389,12 @@ def main() -> None:
     else:
         name = str(arguments.input)
         lines = list(read_lines(arguments.input))
+    tokenized = arguments.tokenized
     if arguments.output is None:
-        write_stream(sys.stdout.buffer, translate_lines(model, lines, name, extra))
+        write_stream(sys.stdout.buffer, translate_lines(model, lines, name, extra, tokenized))
     else:
         with replacing(arguments.output) as file:
-            write_stream(file, translate_lines(model, lines, name, extra))
+            write_stream(file, translate_lines(model, lines, name, extra, tokenized))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ case $RECIPE_AVERAGE_BY in
     update) checkpoints=("$WORK"/checkpoints/checkpoint_*_*.pt) ;;
     epoch) checkpoints=("$WORK"/checkpoints/checkpoint[0-9]*.pt) ;;
 esac
-files=("$WORK/data.json" "$WORK/manifests/train.json" "$WORK/data-bin/sentencepiece.bpe.model" "$WORK/data-bin/text.json"
+files=("$WORK/data.json" "$WORK/manifests/train.json" "$WORK/data-bin/$RECIPE_BPE_MODEL" "$WORK/data-bin/text.json"
     "$WORK/data-bin/dict.$RECIPE_SOURCE_LANG.txt" "$WORK/data-bin/dict.$RECIPE_TARGET_LANG.txt")
 
 make_model() {

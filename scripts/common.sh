@@ -25,7 +25,7 @@ fi
 python_bin=$("$PYTHON" -c '
 import importlib.util, os, sys
 print(os.path.dirname(sys.executable))
-sys.exit(not all(map(importlib.util.find_spec, ["fairseq", "sacremoses", "sentencepiece", "yaml"])))
+sys.exit(not all(map(importlib.util.find_spec, ["fairseq", "sacremoses", "sentencepiece", "subword_nmt", "yaml"])))
 ' 2>/dev/null) || die "the interpreter $PYTHON lacks fairseq or another package; type 'make venv' or set PYTHON"
 export PYTHON PATH=$python_bin:$PATH PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}
 
@@ -41,7 +41,35 @@ usage() {
 
 ENCODINGS=sinusoidal,learned,rope,shaw,transformer-xl,t5,tupe,deberta,alibi,none
 
-# check_run UPDATES SEED ENCODINGS: what scripts that train several encodings take; sets NAMES.
+# take_options "NAME …" "$@": for scripts that train several models. --NAME VALUE and --NAME=VALUE set the
+# variable NAME; OTHERS is all else, in its order.
+take_options() {
+    local names=" $1 " option
+    OTHERS=()
+    shift
+    while (($#)); do
+        option=${1%%=*}
+        if [[ $1 == -h || $1 == --help ]]; then
+            usage
+            exit 0
+        elif [[ $option != --* || $names != *" ${option#--} "* ]]; then
+            OTHERS+=("$1")
+            shift
+            continue
+        fi
+        [[ $1 == "$option" ]] || set -- "$option" "${1#*=}" "${@:2}"
+        [[ ${2:-} && $2 != -* ]] || die "$1 needs a value"
+        printf -v "${option#--}" %s "$2"
+        shift 2
+    done
+}
+
+# no_others: refuse what take_options did not know.
+no_others() {
+    ((${#OTHERS[@]} == 0)) || die "unknown argument ${OTHERS[0]}; usage: $(usage | head -n 1)"
+}
+
+# check_run UPDATES SEED ENCODINGS: the values of such options; sets NAMES.
 check_run() {
     [[ $1 =~ ^[1-9][0-9]{0,8}$ ]] || die "--updates $1: must be a whole number above 0"
     [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "--seed $2: must be a whole number"
@@ -54,13 +82,29 @@ check_run() {
     done
 }
 
-# start_script RECIPE [options of all scripts] [other arguments]: sets RECIPE_* (see
+# make_results DIR: the folder where results are kept.
+make_results() {
+    mkdir -p "$1" 2>/dev/null || die "--results $1: cannot be made; name another folder"
+}
+
+# start_script RECIPE [options of all scripts] [other arguments]: what read_arguments does; then makes
+# and locks the work folder, unless --dry-run (DRY_RUN=1) is given: then nothing is written at all.
+start_script() {
+    read_arguments "$@"
+    if [[ ${DRY_RUN:-} ]]; then
+        WORK=$(realpath -m "$WORK")
+        check_path
+    else
+        open_work "$WORK"
+    fi
+}
+
+# read_arguments RECIPE [options of all scripts] [other arguments]: sets RECIPE_* (see
 # rope_fairseq/recipe.py), WORK and arrays of arguments: RECIPE_ARGS change the recipe, DATA_ARGS go to
-# data-prep/CORPUS/get.sh, ARGS are all others. Makes and locks the work folder, unless --dry-run
-# (DRY_RUN=1) is given: then nothing is written at all. DOWNLOADS is where the corpus keeps archives,
+# data-prep/CORPUS/get.sh, ARGS are all others. DOWNLOADS is where the corpus keeps archives,
 # which changes no result.
 # shellcheck disable=SC2034  # the scripts use them
-start_script() {
+read_arguments() {
     ARGS=() RECIPE_ARGS=() DATA_ARGS=() DOWNLOADS=()
     WORK=
     local recipe=
@@ -70,9 +114,9 @@ start_script() {
             --dry-run) export DRY_RUN=1 ;;
             --work) [[ ${2:-} && $2 != -* ]] || die "--work needs a folder"; WORK=$2; shift ;;
             --work=*) WORK=${1#--work=}; [[ $WORK ]] || die "--work needs a folder" ;;
-            --vocab-size=* | --source-lang=* | --target-lang=* | --tokens-per-update=* | --max-update=*)
+            --vocab-size=* | --merges=* | --source-lang=* | --target-lang=* | --tokens-per-update=* | --max-update=*)
                 set -- x "${1%%=*}" "${1#*=}" "${@:2}" ;;
-            --vocab-size | --source-lang | --target-lang | --tokens-per-update | --max-update)
+            --vocab-size | --merges | --source-lang | --target-lang | --tokens-per-update | --max-update)
                 (($# > 1)) || die "$1 needs a value"
                 RECIPE_ARGS+=("$1" "$2"); shift ;;
             --downloads=* | --mirror=* | --held-out=* | --classes=*)
@@ -100,12 +144,6 @@ start_script() {
     # The values are quoted for the shell by recipe.py.
     eval "$assignments"
     WORK=${WORK:-$ROOT/exp/$RECIPE_NAME}
-    if [[ ${DRY_RUN:-} ]]; then
-        WORK=$(realpath -m "$WORK")
-        check_path
-    else
-        open_work "$WORK"
-    fi
 }
 
 # no_more_arguments: refuse what start_script did not know.

@@ -11,28 +11,10 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 encodings=$ENCODINGS updates=1500 seed=1 work=$ROOT/exp/short results=$ROOT/results
-while (($#)); do
-    case $1 in
-        -h | --help) usage; exit 0 ;;
-        --encodings=* | --updates=* | --seed=* | --work=* | --results=*)
-            set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
-    esac
-    case $1 in
-        --encodings | --updates | --seed | --work | --results)
-            [[ ${2:-} && $2 != -* ]] || die "$1 needs a value" ;;
-        *) die "unknown argument $1; usage: $(usage | head -n 1)" ;;
-    esac
-    case $1 in
-        --encodings) encodings=$2 ;;
-        --updates) updates=$2 ;;
-        --seed) seed=$2 ;;
-        --work) work=$2 ;;
-        --results) results=$2 ;;
-    esac
-    shift 2
-done
+take_options "encodings updates seed work results" "$@"
+no_others
 check_run "$updates" "$seed" "$encodings"
-mkdir -p "$results" 2>/dev/null || die "--results $results: cannot be made; name another folder"
+make_results "$results"
 
 # The config's own seed is 1; said again it would be another change of the recipe.
 suffix='' overrides=()

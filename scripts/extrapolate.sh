@@ -17,28 +17,22 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 encodings=rope,sinusoidal,alibi,t5 updates='' seed=1 work=$ROOT/exp/extrapolate results=$ROOT/results
+take_options "encodings updates seed work results" "$@"
+set -- "${OTHERS[@]}"
 train=() valid=() classes=() languages=()
 while (($#)); do
     case $1 in
-        -h | --help) usage; exit 0 ;;
-        --encodings=* | --updates=* | --seed=* | --work=* | --results=* | --source-lang=* | \
-            --target-lang=* | --held-out=* | --classes=*)
+        --source-lang=* | --target-lang=* | --held-out=* | --classes=*)
             set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
     esac
     case $1 in
-        --encodings | --updates | --seed | --work | --results | --source-lang | --target-lang | \
-            --held-out | --classes)
+        --source-lang | --target-lang | --held-out | --classes)
             [[ ${2:-} && $2 != -* ]] || die "$1 needs a value" ;;
         --train | --valid)
             [[ ${2:-} && $2 != -* && ${3:-} && $3 != -* ]] || die "$1 needs two files, source and target" ;;
         *) die "unknown argument $1; usage: $(usage | head -n 1)" ;;
     esac
     case $1 in
-        --encodings) encodings=$2 ;;
-        --updates) updates=$2 ;;
-        --seed) seed=$2 ;;
-        --work) work=$2 ;;
-        --results) results=$2 ;;
         --source-lang | --target-lang) languages+=("$1" "$2") ;;
         --held-out | --classes) classes+=("$1" "$2") ;;
         --train) train=("$1" "$2" "$3"); shift ;;
@@ -48,7 +42,7 @@ while (($#)); do
 done
 ((${#train[@]})) || die "--train SOURCE TARGET is needed; usage: $(usage | head -n 1)"
 check_run "${updates:-1}" "$seed" "$encodings"
-mkdir -p "$results" 2>/dev/null || die "--results $results: cannot be made; name another folder"
+make_results "$results"
 
 # The options of scaling, for sentences of up to 4 times the 32 tokens of the training. Dynamic takes
 # a translation to be rope_target_extra tokens longer than its source: with the default 50 it would

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# prepare.sh RECIPE [--work DIR] [--dry-run] [--vocab-size N] [--mirror ADDRESS or other options of the corpus]
+# prepare.sh RECIPE [--work DIR] [--dry-run] [--vocab-size N | --merges N] [--mirror ADDRESS or other options of the corpus]
 #
 # Raw text to fairseq's binary data: gets the corpus (data/), cleans and tokenizes it (tok/), trains the
 # joint BPE model and encodes all splits (text/), binarizes (data-bin/), and signs the result (data.json).
@@ -15,14 +15,21 @@ corpus=$ROOT/data-prep/$RECIPE_CORPUS
 [[ -x $corpus/get.sh ]] || die "recipe $RECIPE_NAME: there is no $corpus/get.sh for its corpus"
 
 data=() tokens=() pieces=()
-for split in train valid test; do
-    for lang in "$RECIPE_SOURCE_LANG" "$RECIPE_TARGET_LANG"; do
-        data+=("$WORK/data/$split.$lang")
+for lang in "$RECIPE_SOURCE_LANG" "$RECIPE_TARGET_LANG"; do
+    for part in "${RECIPE_DATA[@]}"; do
+        data+=("$WORK/data/$part.$lang")
+    done
+    for split in train valid test; do
         tokens+=("$WORK/tok/$split.$lang")
         pieces+=("$WORK/text/$split.$lang")
     done
 done
-model=("$WORK/text/sentencepiece.bpe.model" "$WORK/text/text.json")
+model=("$WORK/text/$RECIPE_BPE_MODEL" "$WORK/text/text.json")
+if [[ $RECIPE_MERGES ]]; then
+    size=merges=$RECIPE_MERGES
+else
+    size=vocab_size=$RECIPE_VOCAB_SIZE
+fi
 langs=(--source-lang "$RECIPE_SOURCE_LANG" --target-lang "$RECIPE_TARGET_LANG")
 
 # What the user names is an input too: text files, and the table of a mirror's own archives.
@@ -54,9 +61,9 @@ run_step clean --input "${data[@]}" --option "rules=${RECIPE_CLEAN[*]}" "langs=$
     --output "${tokens[@]}" "$WORK/tok/words.tsv" "$WORK/tok/text.json" "$WORK/tok/cleaning.json" \
     -- tool corpus clean --data "$WORK/data" --output "$WORK/tok" "${langs[@]}" "${RECIPE_CLEAN[@]}"
 
-run_step bpe --input "$WORK/tok/words.tsv" "$WORK/tok/text.json" --option "vocab_size=$RECIPE_VOCAB_SIZE" \
+run_step bpe --input "$WORK/tok/words.tsv" "$WORK/tok/text.json" --option "$size" \
     --output "${model[@]}" \
-    -- tool corpus bpe --tokens "$WORK/tok" --output "$WORK/text" --vocab-size "$RECIPE_VOCAB_SIZE"
+    -- tool corpus bpe --tokens "$WORK/tok" --output "$WORK/text" "--${size//_/-}"
 
 run_step encode --input "${tokens[@]}" "$WORK/tok/text.json" "${model[@]}" --output "${pieces[@]}" \
     -- tool corpus encode --tokens "$WORK/tok" --model "$WORK/text" --output "$WORK/text"

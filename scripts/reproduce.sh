@@ -4,7 +4,7 @@
 # Everything from raw text to scores: prepare, train, average, translate the test set, score it; then
 # the scores, sample translations, the model's path and the time each script took. What is done
 # already is not done again. --dry-run prints the commands and writes nothing. Options that change
-# the recipe: --vocab-size N, --tokens-per-update N, --max-update N, --source-lang L, --target-lang L; all
+# the recipe: --vocab-size N or --merges N, --tokens-per-update N, --max-update N, --source-lang L, --target-lang L; all
 # changes are shown with the scores.
 
 # shellcheck source=scripts/common.sh

@@ -35,6 +35,7 @@ SLOW_FILES = (
     "test_fused_criterion.py",
     "test_translate.py",
     "test_encodings_script.py",
+    "test_table_script.py",
     "test_distributed.py",
     "test_generator.py",
     "test_bench.py",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rope_fairseq.corpus import download
+from rope_fairseq.corpus.miniature import write_archive
 from tests.corpora import (
     CRAWL,
     EUROPARL,
@@ -19,7 +20,6 @@ from tests.corpora import (
     get,
     left,
     members,
-    miniature,
     one_error,
     small_disk,
     small_mirror,
@@ -51,7 +51,7 @@ def rewrite(mirror: Path, path: str, change: Callable[[dict[str, bytes]], object
     """Change the members of an archive, and the table with it."""
     content = members(mirror / path)
     change(content)
-    miniature.write_archive(mirror / path, content)
+    write_archive(mirror / path, content)
     sign(mirror, path)
 
 

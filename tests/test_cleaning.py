@@ -345,3 +345,85 @@ def test_the_number_of_processes_does_not_change_the_result(
         files = sorted((tmp_path / str(workers)).iterdir())
         results.append({path.name: path.read_bytes() for path in files})
     assert results[0] == results[1]
+
+
+# Text that is tokens already
+
+
+def test_tokens_are_split_at_spaces_and_nothing_else_is_changed(tmp_path: Path) -> None:
+    given = [
+        ("a man 's x &quot; , A", "ein — „ x ▁ u\u0308 DOTMULTI DOT."),
+        ("two  spaces ", " am\u00adAnfang a\u00a0b"),
+        ("a\tb\x0cc", "a\u2028b"),
+        ("a man 's x &quot; , A", "ein — „ x ▁ u\u0308 DOTMULTI DOT."),  # a duplicate
+        (" ", "b"),
+        ("a b c d e f", "b"),
+    ]
+    data = write_data(tmp_path / "data", train=given, test=[("", "x  y")])
+    report = clean_corpus(
+        EN_DE, data, tmp_path / "tok", Limits(max_tokens=12, max_ratio=3), 1, tokenized=True
+    )
+    assert pairs(tmp_path / "tok", "train") == [
+        given[0],
+        ("two spaces", "am\u00adAnfang a\u00a0b"),
+        ("a b c", "a b"),
+    ]
+    assert pairs(tmp_path / "tok", "test") == [("", "x y")]
+    written = json.loads((tmp_path / "tok" / "cleaning.json").read_text())
+    assert written["options"]["tokenized"] is True
+    assert dropped(written) == {"duplicate": 1, "empty_side": 1, "length_ratio": 1}
+    changes = {kind: set(files) for kind, files in written["changes"].items()}
+    assert changes == {
+        "spaces": {"train.en", "train.de", "test.de"},
+        "form_feed": {"train.en"},
+        "line_separator": {"train.de"},
+    }
+    assert any(line.startswith("note: spaces at an end of a line") for line in report.lines())
+
+
+# Validation taken from the training text
+
+
+@pytest.mark.parametrize("at_a_time", [4, 20_000])
+def test_every_nth_pair_that_is_kept_is_validation(
+    at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rope_fairseq.corpus.clean.LINES_AT_A_TIME", at_a_time)
+    given = [(f"line {n}", f"Zeile {n}") for n in range(1, 24)]
+    given[5:5] = [("", "x"), given[0], given[1]]
+    data = write_data(tmp_path / "data", train=given)
+    for lang in ("en", "de"):
+        (data / f"valid.{lang}").unlink()
+    report = clean_corpus(EN_DE, data, tmp_path / "tok", Limits(), 2, valid_every=3)
+    found = {split: pairs(tmp_path / "tok", split) for split in ("train", "valid")}
+    # As awk 'NR%3==0' and 'NR%3!=0' of what is kept.
+    kept = [(f"line {n}", f"Zeile {n}") for n in range(1, 24)]
+    assert found["valid"] == kept[2::3] and len(found["valid"]) == 7
+    assert found["train"] == [pair for number, pair in enumerate(kept, 1) if number % 3]
+    words = dict(line.split("\t") for line in read_lines(tmp_path / "tok" / "words.tsv"))
+    assert (words["line"], words["1"]) == ("16", "2") and "3" not in words
+    counts = json.loads((tmp_path / "tok" / "cleaning.json").read_text())
+    assert counts["options"]["valid_every"] == 3
+    assert (counts["pairs"]["train"]["read"], counts["pairs"]["train"]["kept"]) == (26, 16)
+    assert counts["pairs"]["valid"] == {
+        "read": 7,
+        "kept": 7,
+        "dropped": dict.fromkeys(RULES, 0),
+    }
+    assert list(report.lines())[1] == "valid: 7 pairs, 7 kept; 1 in 3 of those kept of train"
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [
+        (1, "^--valid-every 1: at least 2 is needed$"),
+        (4, "^--valid-every 4: only 3 training pairs are kept of .*train.en and .*train.de; a"),
+    ],
+)
+def test_a_validation_set_without_a_pair_is_refused(
+    every: int, message: str, tmp_path: Path
+) -> None:
+    data = write_data(tmp_path / "data")
+    with pytest.raises(UserError, match=message):
+        clean_corpus(EN_DE, data, tmp_path / "tok", Limits(), 1, valid_every=every)
+    assert not list((tmp_path / "tok").glob("*.*"))

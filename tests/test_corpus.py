@@ -100,7 +100,7 @@ def test_training_twice_gives_the_same_model_byte_for_byte(
 
 def test_no_piece_has_the_name_of_a_special_symbol_of_fairseq(model: Path) -> None:
     text = Text.load(model)
-    pieces = text.vocabulary()
+    pieces = text.pieces.vocabulary()
     assert len(pieces) == 500
     assert {"<s>", "</s>", "<pad>"}.isdisjoint(pieces)
     assert "<unk>" not in text.encode("<unk> <s> </s> <pad> 漢字 \u0d85", "en").split()
@@ -134,7 +134,7 @@ def test_a_vocabulary_out_of_reach_is_refused(
 @pytest.mark.parametrize("vocab_size", [6, 12])
 def test_the_vocabulary_sizes_named_as_possible_are(vocab_size: int, tmp_path: Path) -> None:
     train_bpe(cleaned(tmp_path, train=[("ab ab", "cd")]), vocab_size, tmp_path / "text")
-    assert len(Text.load(tmp_path / "text").vocabulary()) == vocab_size
+    assert len(Text.load(tmp_path / "text").pieces.vocabulary()) == vocab_size
 
 
 # Encoding

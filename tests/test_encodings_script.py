@@ -41,7 +41,8 @@ def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project):
     said = [record[name] for name in ("name", "seed", "updates", "averaged")]
     assert said == ["demo, none", 1, 22, [4, 8, 12, 16, 20]]
     # The project of this test is no checkout, and the log says so.
-    assert record["commit"] == "unknown" and "training_seconds" not in record
+    assert record["commit"] == "unknown" and record["starts"] == 2
+    assert record["training_seconds"] > 0 and record["stopped_by"] == "max_update"
     assert [update for update, _ in record["validation_loss"]][-1] == 22
     assert record["command"] == (
         "scripts/reproduce.sh demo model.position_encoding=none optimization.max_update=22 "

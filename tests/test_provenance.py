@@ -66,6 +66,30 @@ def test_the_score_to_expect_is_told_where_nothing_was_changed(tmp_path):
     assert "expected" not in told(tmp_path, data, {"tokens_per_update": "9"}, "demo")
 
 
+MULTI30K = DATA | {
+    "corpus": "multi30k",
+    "vocabulary": {"merges": 10_000, "fairseq_dictionary": 9712},
+    "text": {"normalize": True, "escape": True, "lowercase": True, "bpe": "subword_nmt"},
+    "cleaning": {"options": DATA["cleaning"]["options"] | {"tokenized": True}},
+}
+
+
+def test_merges_and_text_options_are_compared_too(tmp_path):
+    options = {"tokens_per_update": "8192", "model.position_encoding": "sinusoidal"}
+    told_of = told(tmp_path, MULTI30K, options, "multi30k")
+    assert told_of["changes"] == "model.position_encoding=sinusoidal"
+    data = copy.deepcopy(MULTI30K)
+    data["vocabulary"]["merges"] = 500
+    data["text"] |= {"lowercase": False, "escape": False}
+    del data["cleaning"]["options"]["tokenized"]
+    data["cleaning"]["options"]["valid_every"] = 23
+    assert told(tmp_path, data, options, "multi30k")["changes"] == (
+        "merges=500 (recipe: 10000); text.lowercase=False (recipe: True); "
+        "text.escape=False (recipe: True); text.tokenized=False (recipe: True); "
+        "clean.valid_every=23 (recipe: None); model.position_encoding=sinusoidal"
+    )
+
+
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [

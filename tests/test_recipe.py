@@ -85,8 +85,58 @@ def test_cleaning_becomes_options_of_its_command(clean, words, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("changes", "clean", "parts", "scored"),
+    [
+        ({}, "", "train valid test", "raw"),
+        ({"text": {"normalize": False}}, "--no-normalize", "train valid test", "raw"),
+        (
+            {"text": {"lowercase": True, "normalize": True, "escape": True}},
+            *("--lowercase --escape", "train valid test", "prepared"),
+        ),
+        (
+            {"text": {"lowercase_tokens": True}, "clean": CLEAN | {"valid_every": 23}},
+            *("--valid-every 23 --lowercase-tokens", "train test", "prepared"),
+        ),
+        (
+            {"text": {"tokenized": True}, "vocab_size": None, "merges": 10_000},
+            *("--tokenized --bpe subword_nmt", "train valid test raw.test", "distributed"),
+        ),
+    ],
+)
+def test_text_options_and_merges_reach_the_shell(
+    changes: dict, clean: str, parts: str, scored: str, tmp_path: Path
+) -> None:
+    values = {key: value for key, value in (GOOD | changes).items() if value is not None}
+    write_recipe(tmp_path, values)
+    recipe = load_recipe("mine", tmp_path)
+    given = "--max-tokens 200 --max-ratio 2.5 --keep-duplicates --drop-test-overlap"
+    assert in_bash(recipe, '"${RECIPE_CLEAN[@]}"') == f"{given} {clean}".split()
+    assert in_bash(recipe, '"${RECIPE_DATA[@]}"') == parts.split()
+    assert in_bash(recipe, '"$RECIPE_SCORED"') == [scored]
+    merges = recipe.merges is not None
+    expected = ["10000", "", "bpecodes"] if merges else ["", "4000", "sentencepiece.bpe.model"]
+    values = '"$RECIPE_MERGES" "$RECIPE_VOCAB_SIZE" "$RECIPE_BPE_MODEL"'
+    assert in_bash(recipe, values) == expected
+
+
+def test_a_size_of_the_other_kind_of_bpe_is_refused() -> None:
+    result, differences = changed(load_recipe("multi30k"), {"merges": 500})
+    assert (result.merges, differences) == (500, ["merges=500 (recipe: 10000)"])
+    with pytest.raises(UserError, match="--vocab-size 9: recipe multi30k has BPE of another kind"):
+        changed(load_recipe("multi30k"), {"vocab_size": 9})
+    with pytest.raises(UserError, match="--merges 9: recipe demo .* kind; give --vocab-size"):
+        changed(load_recipe("demo"), {"merges": 9})
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"merges": 9}, "one of the keys 'vocab_size' .* and 'merges' .* is needed, and not both"),
+        ({"text": {"lower": True}}, "unknown key 'text.lower'"),
+        ({"text": {"lowercase": "yes"}}, "key 'text.lowercase' is 'yes', not true or false"),
+        ({"text": True}, "key 'text' is True, not a mapping"),
+        ({"clean": CLEAN | {"valid_every": 1}}, "key 'clean.valid_every' is 1; at least 2"),
+        ({"clean": CLEAN | {"valid_every": 2.5}}, "key 'clean.valid_every' is 2.5, not a whole"),
         ({"vocabulary": 1}, "unknown key 'vocabulary'"),
         ({"vocab_size": None}, "key 'vocab_size' is None, not a whole number"),
         ({"vocab_size": "4k"}, "key 'vocab_size' is '4k', not a whole number"),
@@ -131,7 +181,8 @@ def test_a_wrong_value_is_refused_with_file_and_key(
 @pytest.mark.parametrize("key", GOOD)
 def test_a_missing_key_is_refused(key: str, tmp_path: Path) -> None:
     write_recipe(tmp_path, {name: value for name, value in GOOD.items() if name != key})
-    with pytest.raises(UserError, match=f"key '{key}' is missing"):
+    message = "one of the keys 'vocab_size'" if key == "vocab_size" else f"key '{key}' is missing"
+    with pytest.raises(UserError, match=message):
         load_recipe("mine", tmp_path)
 
 

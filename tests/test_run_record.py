@@ -1,12 +1,14 @@
 """What is kept of a run: all read from its work folder, and refused unless all of it is one run."""
 
 import json
+import re
 from pathlib import Path
 
+import fairseq_cli.train
 import pytest
 import torch
 
-from rope_fairseq import manifest
+from rope_fairseq import hardware, manifest, resume
 from rope_fairseq.errors import UserError
 from rope_fairseq.evaluation import run_record
 from tests.tiny import call
@@ -22,17 +24,30 @@ OPTIONS = {
 }
 START = """\
 commit: abc1234
+hardware: {"processor": "Abacus", "flags": ["avx2"], "cores": 2, "memory_gib": 8, "threads": 1}
 {'_name': None, 'common': {'seed': 7}}
 position encoding: t5 (max distance 128, buckets 32)
 num. shared model params: 4,462,592 (num. trained: 4,462,592)
 num. expert model params: 0 (num. trained: 0)
+training on 1 devices (GPUs/TPUs)
 """
 VALID = (
     "epoch 001 | valid on 'valid' subset | loss {} | nll_loss 8.602 | ppl 388.46 | wps 8273.2 | "
     "wpb 610.2 | bsz 22.7 | num_updates {}{}\n"
 )
 FIRST, SECOND = VALID.format("8.983", 10, ""), VALID.format("7.5", 20, " | best_loss 7.5")
-LOG = START + FIRST + SECOND + "done training in 12.34 seconds\n"
+STOP = "Stopping training due to num_updates: 20 >= max_update: 20\n"
+LOG = START + FIRST + STOP + SECOND + "done training in 12.34 seconds\n"
+HARDWARE = "Abacus (avx2), 2 cores, 1 thread, 8 GiB"
+BUCKET = {
+    "by": "source",
+    "shortest": 0,
+    "longest": 10,
+    "sentences": 1,
+    "value": 14.5,
+    "signature": SIGNATURE,
+    "length_ratio": 0.5,
+}
 
 
 def checkpoint(updates: int, **extra_state) -> dict:
@@ -66,11 +81,14 @@ def work(tmp_path) -> Path:
     torch.save(checkpoint(20, averaged_from=[{"updates": 10}, {"updates": 20}]), averaged)
     (work / "logs/train.log").write_text(LOG)
     score = {"name": "sacreBLEU", "value": 14.5, "kind": "raw", "signature": SIGNATURE, "digits": 2}
-    (work / "scores.json").write_text(json.dumps({"about": ABOUT, "scores": [score]}))
+    report = {"about": ABOUT, "scores": [score], "buckets": [BUCKET]}
+    (work / "scores.json").write_text(json.dumps(report))
     step(work, "train", ["data-bin"], ["checkpoints"], **OPTIONS)
     step(
         *(work, "average", ["checkpoints/checkpoint_1_20.pt", "manifests/train.json"]),
         ["model/averaged.pt"],
+        last="5",
+        by="update",
     )
     step(work, "translate", ["model", "data/test.en"], ["test.hyp.de"])
     step(work, "score", ["test.hyp.de", "data/test.de"], ["scores.json"])
@@ -84,6 +102,7 @@ def test_all_of_it_comes_from_the_work_folder(work, tmp_path, capsys):
     assert set(record.pop("versions")) >= {"torch", "fairseq", "sacrebleu"}
     assert record == {
         "name": "demo, t5",
+        "recipe": "demo",
         "architecture": "rope_transformer",
         "position_encoding": "t5",
         "seed": 7,
@@ -91,11 +110,19 @@ def test_all_of_it_comes_from_the_work_folder(work, tmp_path, capsys):
         "averaged": [10, 20],
         "parameters": 4462592,
         "scores": [{"name": "sacreBLEU", "value": 14.5, "kind": "raw", "signature": SIGNATURE}],
+        "buckets": [BUCKET],
         "data": "corpus:toy|pairs:3+1+1",
         "changes": "common.seed=7",
         "command": "scripts/reproduce.sh demo common.seed=7 model.position_encoding=t5",
+        "options": OPTIONS,
+        "config": {},
+        "average": {"last": "5", "by": "update"},
         "commit": "abc1234",
+        "hardware": HARDWARE,
         "validation_loss": [[10, 8.983], [20, 7.5]],
+        "stopped_by": "max_update",
+        "starts": 1,
+        "devices": 1,
         "training_seconds": 12.3,
     }
     assert capsys.readouterr().out == f"{output}: demo, t5, seed 7, 22 updates\n"
@@ -108,13 +135,21 @@ def test_all_of_it_comes_from_the_work_folder(work, tmp_path, capsys):
         (
             START + FIRST + START.replace("4\n", "5+changes\n", 1) + VALID.format("8.98", 10, "")
             + SECOND + "done training in 5 seconds\n",
-            {"commit": "abc1234, abc1235+changes", "validation_loss": [[10, 8.98], [20, 7.5]]},
+            {"commit": "abc1234, abc1235+changes", "validation_loss": [[10, 8.98], [20, 7.5]],
+             "starts": 2, "hardware": HARDWARE, "stopped_by": None},
+        ),
+        # Killed behind its last update, it had nothing left to do, on another machine.
+        (
+            LOG + START.replace("Abacus", "Brain").replace(', "threads": 1', ', "gpus": ["N", "N"]')
+            + "training is complete at 20 updates: out of patience\ndone training in 0.0 seconds\n",
+            {"stopped_by": "patience", "starts": 2,
+             "hardware": f"{HARDWARE}; 2 × N, Brain (avx2), 2 cores, 8 GiB"},
         ),
         # Killed before there was a model.
         ("commit: abc1234\n" + LOG, {"commit": "abc1234", "training_seconds": 12.3}),
         # Some of it was trained by an older version of train.sh, which did not say.
-        (START.partition("\n")[2] + FIRST + LOG, {"commit": None}),
-        (LOG.partition("\n")[2], {"commit": None, "training_seconds": 12.3}),
+        (START.partition("\n")[2] + FIRST + LOG, {"commit": None, "hardware": HARDWARE}),
+        (LOG.split("\n", 2)[2], {"commit": None, "hardware": None, "training_seconds": 12.3}),
     ],
 )  # fmt: skip
 def test_a_training_that_was_interrupted(log, expected, tmp_path):
@@ -123,6 +158,79 @@ def test_a_training_that_was_interrupted(log, expected, tmp_path):
     assert said["parameters"] == 4462592 and said.items() >= expected.items()
     # The time of one part of a training is not that of the training.
     assert ("training_seconds" in said) == (log.count("num. shared") == 1)
+
+
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        ("early stop since valid performance hasn't improved for last 10 runs", "patience"),
+        ("Stopping training due to num_updates: 8000 >= max_update: 8000", "max_update"),
+        (
+            "Stopping training due to cumulative_training_time: 0.17 > stop_time_hours: "
+            "0.16 hour(s)",
+            "stop_time_hours",
+        ),
+        (
+            "stopping training because current learning rate (0) is smaller than or equal to "
+            "minimum learning rate (--stop-min-lr=1)",
+            "stop_min_lr",
+        ),
+        ("training is complete at 9 updates: --max-update is reached", "max_update"),
+        ("training is complete at 9 updates: --stop-time-hours is reached", "stop_time_hours"),
+        ("end of epoch 3 (average epoch stats below)", None),
+    ],
+)
+def test_what_ended_the_training(line, reason, tmp_path):
+    prefix = "[2026-11-30 12:00:00,000][fairseq_cli.train][INFO] - "
+    (tmp_path / "log").write_text(f"{START}{prefix}{line}\ndone training in 1 seconds\n")
+    assert run_record.read_log(tmp_path / "log")["stopped_by"] == reason
+
+
+def test_the_lines_are_those_of_fairseq_and_of_resume():
+    """What the patterns look for is still what the training says."""
+    said = Path(fairseq_cli.train.__file__).read_text() + Path(resume.__file__).read_text()
+    for words in (
+        *("early stop since valid performance", "num_updates: {num_updates} >= max_update"),
+        *('} > "\n', 'f"stop_time_hours: {cfg', "(--stop-min-lr="),
+        *("training is complete at %d updates: %s", '"out of patience"'),
+        *('"--max-update is reached"', '"--stop-time-hours is reached"'),
+    ):
+        assert words in said, words
+
+
+def test_the_time_of_an_interrupted_training_is_that_of_its_last_checkpoint(work, tmp_path):
+    (work / "logs/train.log").write_text(START + FIRST + LOG)
+    assert "training_seconds" not in run_record.make(work)
+    torch.save(checkpoint(22, previous_training_time=34.56), work / run_record.LAST)
+    step(work, "train", ["data-bin"], ["checkpoints"], **OPTIONS)
+    for name, inputs, outputs in (
+        ("average", ["checkpoints/checkpoint_1_20.pt", "manifests/train.json"], ["model"]),
+        ("translate", ["model", "data/test.en"], ["test.hyp.de"]),
+        ("score", ["test.hyp.de", "data/test.de"], ["scores.json"]),
+    ):
+        step(work, name, inputs, outputs)
+    assert run_record.make(work)["training_seconds"] == 34.6
+    assert run_record.make(work)["starts"] == 2
+
+
+def test_the_hardware_is_this_machine(monkeypatch):
+    for threads, said in (("3", ", 3 threads, "), ("", " cores?, [\\d.]+ GiB$")):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        line = run_record.hardware_line(json.dumps(hardware.describe()))
+        assert re.search(said, line) and re.search(r"[^,(]+ .*, \d+ cores?, ", line), line
+
+
+def test_the_values_of_the_config_are_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_record, "ROOT", tmp_path)
+    config = tmp_path / "configs" / "toy.yaml"
+    config.parent.mkdir()
+    config.write_text("model:\n  dropout: 0.3\noptimization:\n  lr: [0.002]\n")
+    described = {"configs/toy.yaml": manifest.describe_file(config), "data-bin/x": {"size": 1}}
+    values = run_record.config_values({"inputs": described})
+    assert values == {"model.dropout": 0.3, "optimization.lr": [0.002]}
+    config.write_text("model: {}\n")
+    with pytest.raises(UserError, match="toy.yaml: is not what the step train ran with"):
+        run_record.config_values({"inputs": described})
 
 
 def refused(work: Path, tmp_path: Path, capsys) -> str:

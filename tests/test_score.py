@@ -20,6 +20,7 @@ from rope_fairseq.evaluation.read import read_generate_output
 from rope_fairseq.evaluation.report import Report, read_report, write_report
 from rope_fairseq.evaluation.score import main, score_files
 from rope_fairseq.lines import read_lines
+from rope_fairseq.text import Text
 from tests.tiny import ROOT, call, run, scripts, tiny_work
 
 REFERENCE = [
@@ -296,6 +297,91 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(
     errors = [line for line in printed.err.splitlines() if not line.startswith("note: ")]
     assert len(errors) == 1 and errors[0].startswith(f"error: {says.format(folder=folder)}")
     assert sorted(folder.iterdir()) == before
+
+
+# Tokens
+
+
+TOKENS = [
+    "ein mann &amp; eine frau - &quot; ok &quot; .",
+    "die drop-down-liste .",
+    "noch eine zeile 10-20",
+    "",
+]
+TOKEN_REFERENCE = [
+    "ein mann &amp; eine frau , &quot; ok &quot; .",
+    "die drop-down-liste hier .",
+    "noch eine zeile 10-20",
+    "und eine",
+]
+RAW_REFERENCE = [
+    'Ein Mann & eine Frau, "OK".',
+    "Die Drop-down-Liste hier.",
+    "Noch eine Zeile 10-20",
+    "Und eine",
+]
+
+
+@pytest.fixture
+def token_files(tmp_path: Path) -> list[str | Path]:
+    """The options that score tokens."""
+    Text("en", "de", escape=True, lowercase=True).save_options(tmp_path)
+    return [
+        *("--hyp", write(tmp_path / "hyp.tok", TOKENS)),
+        *("--ref", write(tmp_path / "ref.tok", TOKEN_REFERENCE)),
+        *("--raw-ref", write(tmp_path / "ref.raw", RAW_REFERENCE)),
+        *("--text", tmp_path / "text.json", "--tokenized", "--target-lang", "de"),
+    ]
+
+
+def test_tokens_are_scored_as_they_are_and_their_text_without_case(token_files, tmp_path):
+    scores_file = tmp_path / "scores.json"
+    assert call(main, *token_files, "--json", scores_file) == 0
+    bleu, tokenized, split, chrf = read_report(scores_file).scores
+    reference, hypothesis = tmp_path / "ref.tok", tmp_path / "hyp.tok"
+    none = ("--tokenize", "none", "--force")
+    text = ['ein mann & eine frau - "ok".', "die drop-down-liste.", "noch eine zeile 10-20", ""]
+    of_text = (tmp_path / "ref.raw", write(tmp_path / "hyp.text", text))
+    sides = ((TOKEN_REFERENCE, "ref.split"), (TOKENS, "hyp.split"))
+    apart = [
+        write(tmp_path / name, [split_compounds(line) for line in lines]) for lines, name in sides
+    ]
+    for score, said in (
+        (bleu, sacrebleu(*of_text, "--lowercase")),
+        (tokenized, sacrebleu(reference, hypothesis, *none)),
+        (split, sacrebleu(*apart, *none)),
+        (chrf, sacrebleu(*of_text, "-m", "chrf", "--chrf-lowercase")),
+    ):
+        assert (score.value, score.signature) == (said["score"], said["signature"])
+    assert "case:lc" in bleu.signature and "case:lc" in chrf.signature
+    assert "case ignored" in bleu.kind and "tokens as they are" in tokenized.kind
+    assert len({score.value for score in (bleu, tokenized, split, chrf)}) == 4
+    # All that is wrong with the text is its words, not its case.
+    bucket = read_report(scores_file).buckets[0]
+    assert (bucket.by, bucket.value) == ("reference", bleu.value)
+
+
+def test_tokens_with_their_case_are_scored_with_it(token_files, tmp_path):
+    Text("en", "de", escape=True).save_options(tmp_path)
+    scores_file = tmp_path / "scores.json"
+    assert call(main, *token_files, "--json", scores_file) == 0
+    assert "case:mixed" in read_report(scores_file).scores[0].signature
+
+
+@pytest.mark.parametrize("left_out", ["--tokenized", "--raw-ref", "--text"])
+def test_what_scores_tokens_goes_together(left_out, token_files, capsys):
+    at = token_files.index(left_out)
+    del token_files[at : at + (1 if left_out == "--tokenized" else 2)]
+    assert call(main, *token_files) == 2
+    error = capsys.readouterr().err
+    assert error == "error: --tokenized, --raw-ref FILE and --text FILE go together\n"
+
+
+def test_a_raw_reference_of_another_length_is_refused(token_files, tmp_path, capsys):
+    write(tmp_path / "ref.raw", RAW_REFERENCE[:2])
+    assert call(main, *token_files) == 2
+    said = f"{tmp_path}/ref.raw has 2 lines, but {tmp_path}/ref.tok has 4\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 def test_missing_options_and_foreign_score_files_are_refused(hypothesis, tmp_path, capsys):

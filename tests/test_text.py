@@ -223,7 +223,15 @@ def change(values: dict, **changes: object) -> dict:
     [
         (lambda values: change(values, escape=None), "key 'escape' is missing"),
         (lambda values: change(values, sacremoses=None), "key 'sacremoses' is missing"),
-        (lambda values: change(values, lowercase=True), "unknown key 'lowercase'"),
+        (lambda values: change(values, lower=True), "unknown key 'lower'"),
+        (lambda values: change(values, lowercase=1), "key 'lowercase' has the value 1, not a bool"),
+        (
+            lambda values: change(values, bpe="char"),
+            "key 'bpe' has the value 'char', not 'sentencepiece' or 'subword_nmt'",
+        ),
+        (lambda values: change(values, bpe=[]), "key 'bpe' has the value"),
+        (lambda values: change(values, bpe="subword_nmt"), "key 'subword-nmt' is missing"),
+        (lambda values: change(values, **{"subword-nmt": "0.3.8"}), "unknown key 'subword-nmt'"),
         (lambda values: change(values, escape="no"), "key 'escape' has the value 'no', not a bool"),
         (lambda values: [], "expected an object"),
     ],

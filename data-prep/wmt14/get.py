@@ -6,7 +6,6 @@ v12, which fairseq's own script takes by default. Validation: newstest2013; test
 that sacrebleu scores against (it makes every run of white space one space).
 """
 
-import hashlib
 import sys
 import tarfile
 import zlib
@@ -18,20 +17,20 @@ from typing import Any, BinaryIO
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import without_fairseq  # noqa: F401
 
-from rope_fairseq.corpus.download import fetch, read_small
+from rope_fairseq.corpus.download import fetch
 from rope_fairseq.corpus.folder import (
     append_lines,
     corpus_parser,
     write_source,
     writing_corpus,
 )
+from rope_fairseq.corpus.mirror import TABLE, downloads_of, table_of
 from rope_fairseq.corpus.table import Wanted, parse_table
 from rope_fairseq.corpus.test_sets import TestSet, published_test_set, write_test_set
 from rope_fairseq.errors import UserError, run_main
 
 HERE = Path(__file__).resolve().parent
 BASE = "https://www.statmt.org"
-TABLE = "archives.tsv"
 DOWNLOADS = HERE.parent.parent / "exp" / "downloads" / "wmt14"
 LICENCE = (
     "free for research; cite WMT14 and the authors of each part: "
@@ -73,25 +72,6 @@ def published_table(test_sets: dict[str, TestSet]) -> dict[str, Wanted]:
     """The archives as published: training from the table beside this file, tests from sacrebleu."""
     table = parse_table((HERE / TABLE).read_text(encoding="ascii"), str(HERE / TABLE))
     return table | {test_set.archive.path: test_set.archive for test_set in test_sets.values()}
-
-
-def table_of(base: str, published: dict[str, Wanted]) -> dict[str, Wanted]:
-    """What the archives at ``base`` must be: by its own table if it has one, else as published.
-
-    Raises:
-        UserError: its own table is damaged or lacks an archive; names it.
-    """
-    # The default server has no such table; archives that are here already need no network.
-    content = None if base == BASE else read_small(base, TABLE)
-    # Some servers answer with a page where there is no such file.
-    if content is None or (base.startswith("http") and content.lstrip().startswith(b"<")):
-        return published
-    name = f"{base.rstrip('/')}/{TABLE}"
-    table = parse_table(content.decode("utf-8", errors="replace"), name)
-    missing = [path for path in published if path not in table]
-    if missing:
-        raise UserError(f"{name}: lacks {', '.join(missing)}")
-    return {path: table[path] for path in published}
 
 
 def append_part(part: Part, archive: Path, outputs: dict[str, BinaryIO]) -> int:
@@ -139,11 +119,9 @@ def get(folder: Path, langs: tuple[str, str], base: str, downloads: Path) -> dic
     """Write the corpus into ``folder``; returns its description, as source.json has it."""
     test_sets = {split: published_test_set(name, *langs) for split, (name, _) in TEST_SETS.items()}
     published = published_table(test_sets)
-    table = table_of(base, published)
+    table = table_of(base, published, BASE)
+    downloads = downloads_of(downloads, table, published)
     is_published = table == published
-    if not is_published:
-        # Beside the published archives, not in their place.
-        downloads = downloads / hashlib.sha256(repr(table).encode()).hexdigest()[:12]
     source: dict[str, Any] = {
         "corpus": "wmt14",
         "published": is_published,

@@ -18,30 +18,22 @@ same zlib).
 """
 
 import argparse
-import gzip
-import hashlib
-import io
-import lzma
 import random
 import sys
-import tarfile
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
 from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import without_fairseq  # noqa: F401
 
+from rope_fairseq.corpus.miniature import plain, read_demo, write_mirror
 from rope_fairseq.errors import Parser, UserError, run_main
-from rope_fairseq.files import replacing
 
-DEMO = Path(__file__).resolve().parents[1] / "demo"
 PAIRS = 2000
 # The shares of the published parts, roughly: 1.9, 2.4 and 0.2 million pairs.
 SHARES = {"europarl": 0.42, "commoncrawl": 0.53}
-MTIME = 1388534400  # 2014-01-01, for every member
 
 Pair = tuple[str, str]  # English, German
 
@@ -90,25 +82,6 @@ def sgm(lines: Sequence[str], pages: Sequence[str], opening: str, lang: str) -> 
     return "".join(f"{line}\n" for line in text).encode()
 
 
-def plain(lines: Iterable[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-def write_archive(path: Path, members: dict[str, bytes]) -> None:
-    """A .tgz of regular files whose bytes depend on nothing but the members."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        replacing(path) as file,
-        gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed,
-        tarfile.open(fileobj=cast(BinaryIO, packed), mode="w", format=tarfile.USTAR_FORMAT) as tar,
-    ):
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            info.mtime = MTIME
-            tar.addfile(info, io.BytesIO(content))
-
-
 def training_members(prefix: str, pairs: Sequence[Pair], others: Sequence[str]) -> dict[str, bytes]:
     """The members of one part: German–English among other pairs, in alphabetical order."""
     english = plain(en for en, _ in pairs[:10])
@@ -142,16 +115,6 @@ def test_members(split: str, count: int, year: int) -> dict[str, bytes]:
     return members
 
 
-def read_demo(split: str, side: str) -> list[str]:
-    """Lines of the demo corpus; page names lose the tab between package and page."""
-    path = DEMO / f"{split}.{side}.xz"
-    try:
-        text = lzma.decompress(path.read_bytes()).decode("utf-8")
-    except (lzma.LZMAError, EOFError) as error:
-        raise UserError(f"{path}: damaged ({error}); get it again") from None
-    return text.replace("\t", "/").rstrip("\n").split("\n")
-
-
 def make(folder: Path, pairs: int, seed: int) -> None:
     """Write the mirror; its table comes last, so an unfinished mirror is refused.
 
@@ -180,16 +143,8 @@ def make(folder: Path, pairs: int, seed: int) -> None:
         "wmt13/test.tgz": test_members("valid", tests, 2013),
         "wmt14/test-full.tgz": test_members("test", tests, 2014),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    table = folder / "archives.tsv"
-    table.unlink(missing_ok=True)
-    rows = [f"# A miniature of WMT14, not the published data: {pairs} pairs, seed {seed}.\n"]
-    for path, members in archives.items():
-        write_archive(folder / path, members)
-        content = (folder / path).read_bytes()
-        rows.append(f"{path}\t{len(content)}\tsha256:{hashlib.sha256(content).hexdigest()}\n")
-    with replacing(table) as file:
-        file.write("".join(rows).encode("ascii"))
+    about = f"A miniature of WMT14, not the published data: {pairs} pairs, seed {seed}."
+    write_mirror(folder, archives, about)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The steps of scripts/prepare.sh from raw text to fairseq's binary data.
 
-python -m rope_fairseq.corpus clean      DATA → TOK: SPLIT.LANG cleaned, normalised, tokenized;
+python -m rope_fairseq.corpus clean      DATA → TOK: SPLIT.LANG cleaned, normalised, tokenized (or
+                                         only split, where it is tokens already);
                                          words.tsv, cleaning.json (report), text.json (options)
 python -m rope_fairseq.corpus bpe        TOK/words.tsv → TEXT: BPE model, text.json
 python -m rope_fairseq.corpus encode     TOK → TEXT: SPLIT.LANG in pieces
@@ -17,6 +18,7 @@ from rope_fairseq.corpus.folder import check_languages
 from rope_fairseq.corpus.rules import Limits
 from rope_fairseq.corpus.signature import show, sign_corpus
 from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.pieces import KINDS, SentencePiece
 from rope_fairseq.text import Text
 
 
@@ -49,10 +51,25 @@ def _parser() -> Parser:
         ("--keep-duplicates", "keep pairs that occurred before"),
         ("--drop-test-overlap", "leave out pairs of which a side is in the test set"),
         ("--no-normalize", "leave punctuation as it is"),
+        ("--lowercase", "make all letters small, before tokenizing"),
+        ("--lowercase-tokens", "make all letters small, after tokenizing"),
         ("--escape", "entities, as Moses does"),
         ("--aggressive-dash-splits", "a-b → a @-@ b"),
+        ("--tokenized", "the corpus is tokens already, made with these options: split at spaces"),
     ):
         clean.add_argument(option, action="store_true", help=what)
+    clean.add_argument(
+        "--valid-every",
+        type=int,
+        metavar="N",
+        help="make every Nth training pair that is kept validation; there is no valid.LANG then",
+    )
+    clean.add_argument(
+        "--bpe",
+        choices=list(KINDS),
+        default=SentencePiece.name,
+        help="the kind of BPE to come (default %(default)s)",
+    )
 
     for command in (bpe, encode, sign):
         command.add_argument(
@@ -60,7 +77,8 @@ def _parser() -> Parser:
         )
     for command in (bpe, encode):
         command.add_argument("--output", required=True, type=Path, help="folder to write to")
-    bpe.add_argument("--vocab-size", required=True, type=int, help="pieces, <unk> included")
+    bpe.add_argument("--vocab-size", type=int, help="sentencepiece: pieces, <unk> included")
+    bpe.add_argument("--merges", type=int, help="subword-nmt: merges")
     encode.add_argument("--model", required=True, type=Path, help="folder that bpe wrote")
     binarize.add_argument("--text", required=True, type=Path, help="folder that encode wrote")
     binarize.add_argument("--output", required=True, type=Path, help="folder to write to")
@@ -91,6 +109,9 @@ def main() -> None:
             normalize=not args.no_normalize,
             escape=args.escape,
             aggressive_dash_splits=args.aggressive_dash_splits,
+            lowercase=args.lowercase,
+            lowercase_tokens=args.lowercase_tokens,
+            bpe=args.bpe,
         )
         limits = Limits(
             max_tokens=args.max_tokens,
@@ -98,10 +119,19 @@ def main() -> None:
             keep_duplicates=args.keep_duplicates,
             drop_test_overlap=args.drop_test_overlap,
         )
-        for line in clean_corpus(text, args.data, args.output, limits, args.workers).lines():
+        report = clean_corpus(
+            text,
+            args.data,
+            args.output,
+            limits,
+            args.workers,
+            tokenized=args.tokenized,
+            valid_every=args.valid_every,
+        )
+        for line in report.lines():
             print(line)
     elif args.command == "bpe":
-        train_bpe(args.tokens, args.vocab_size, args.output)
+        train_bpe(args.tokens, args.vocab_size, args.output, args.merges)
     elif args.command == "encode":
         encode_corpus(args.tokens, args.model, args.output, args.workers)
     elif args.command == "binarize":

@@ -7,7 +7,7 @@ does what this does, but for the log::
 
     fairseq-preprocess --source-lang S --target-lang T --joined-dictionary --destdir DATA_BIN
         --trainpref TEXT/train --validpref TEXT/valid --testpref TEXT/test
-    cp TEXT/text.json TEXT/sentencepiece.bpe.model DATA_BIN
+    cp TEXT/text.json TEXT/sentencepiece.bpe.model DATA_BIN   # or TEXT/bpecodes
 
 fairseq-preprocess takes some 10 µs for each piece, twice: it calls ``tell`` after each line,
 ``Counter.update`` for each piece and sets single elements of tensors. For the 4.5 million pairs of

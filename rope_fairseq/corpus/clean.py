@@ -39,7 +39,16 @@ def count_pairs(source: Path, target: Path) -> int:
     return source_lines
 
 
-def clean_corpus(text: Text, data: Path, output: Path, limits: Limits, workers: int) -> Report:
+def clean_corpus(
+    text: Text,
+    data: Path,
+    output: Path,
+    limits: Limits,
+    workers: int,
+    *,
+    tokenized: bool = False,
+    valid_every: int | None = None,
+) -> Report:
     """Write the tokens of train, valid and test, the words of train with their counts, the options
     and the report; all appear together.
 
@@ -49,20 +58,28 @@ def clean_corpus(text: Text, data: Path, output: Path, limits: Limits, workers: 
         output: folder to write to; made if it is not there.
         limits: which pairs are left out; see :mod:`rope_fairseq.corpus.rules`.
         workers: number of processes.
+        tokenized: the text is tokens already and is only split at its spaces.
+        valid_every: of the training pairs that are kept, this one and each such one after it are
+            the validation set (fairseq's scripts for IWSLT14 take every 23rd); then ``data`` needs
+            no ``valid``, and what is there is not read.
 
     Raises:
         UserError: unequal or empty files, valid or test is not UTF-8, or no pair is left.
     """
-    totals = {split: count_pairs(*_pair(data, split, text)) for split in SPLITS}
-    report = Report(limits)
+    if valid_every is not None and valid_every < 2:
+        raise UserError(f"--valid-every {valid_every}: at least 2 is needed")
+    splits = [split for split in SPLITS if split != "valid" or valid_every is None]
+    totals = {split: count_pairs(*_pair(data, split, text)) for split in splits}
+    report = Report(limits, tokenized, valid_every)
     with staging(output, "clean") as folder:
         scratch = folder / "scratch"
         scratch.mkdir()
         test_sides: tuple[frozenset[bytes], frozenset[bytes]] = (frozenset(), frozenset())
         # Train last: it may need the test set, and an error in the small files shows at once.
-        for split in reversed(SPLITS):
+        for split in reversed(splits):
             raw = _pair(data, split, text)
-            cleaner = Cleaner(text, limits, split, (str(raw[0]), str(raw[1])), test_sides)
+            names = (str(raw[0]), str(raw[1]))
+            cleaner = Cleaner(text, limits, split, names, test_sides, tokenized)
             blocks = progress(
                 ordered_map(cleaner, read_blocks(*raw), workers),
                 *(totals[split], f"clean {split}", Cleaned.pairs_read),
@@ -73,12 +90,22 @@ def clean_corpus(text: Text, data: Path, output: Path, limits: Limits, workers: 
             if split == "train":
                 if not limits.keep_duplicates:
                     dropped["duplicate"] = finder.mark(scratch / "duplicates")
-                report.words = _finish_train(written, scratch / "duplicates", folder, workers)
+                marks, valid = scratch / "duplicates", _pair(folder, "valid", text)
+                report.words = _finish_train(written, marks, folder, workers, valid_every, valid)
             report.add_split(split, totals[split], dropped)
             if report.kept[split] == 0:
                 raise UserError(
                     f"{raw[0]} and {raw[1]}: no pair is left; left out: {report.left_out(split)}"
                 )
+            if split == "train" and valid_every is not None:
+                pairs = report.kept["train"] // valid_every
+                if not pairs:
+                    raise UserError(
+                        f"--valid-every {valid_every}: only {report.kept['train']} training pairs "
+                        f"are kept of {raw[0]} and {raw[1]}; a smaller number leaves a validation "
+                        "set"
+                    )
+                report.take_valid(pairs)
             if split == "test" and limits.drop_test_overlap:
                 test_sides = _digests(written[0]), _digests(written[1])
         text.save_options(folder)
@@ -108,34 +135,51 @@ def _write_tokens(
     return dropped
 
 
-def _finish_train(files: Pair, duplicates: Path, folder: Path, workers: int) -> dict[str, int]:
+def _finish_train(
+    files: Pair,
+    duplicates: Path,
+    folder: Path,
+    workers: int,
+    valid_every: int | None,
+    valid: Pair,
+) -> dict[str, int]:
     """Copy both sides of train without the duplicates to ``folder`` and write ``words.tsv``.
 
     Args:
         files: tokens of both sides, in a scratch folder.
         duplicates: one byte a pair, 1 for a duplicate; need not exist.
+        valid_every: which lines go to ``valid`` instead, where they are not words of train.
 
     Returns:
         Running words of each side, different words of both.
     """
 
-    def copy(file: Path) -> tuple[int, list[Path]]:
-        words, running = WordCounter(file.parent, f"{file.name}.words"), 0
+    def copy(sides: Pair) -> tuple[int, list[Path]]:
+        file, held_out = sides
+        words, running, number = WordCounter(file.parent, f"{file.name}.words"), 0, 0
         with ExitStack() as stack:
             lines = stack.enter_context(open(file, "rb"))
             marks = stack.enter_context(open(duplicates, "rb")) if duplicates.exists() else None
             copied = stack.enter_context(open(folder / file.name, "wb"))
+            chosen = stack.enter_context(open(held_out, "wb")) if valid_every else None
             while some := list(islice(lines, LINES_AT_A_TIME)):
                 if marks is not None:
                     repeated = marks.read(len(some))
                     some = [line for line, mark in zip(some, repeated, strict=True) if not mark]
+                if chosen is not None and valid_every is not None:
+                    first = valid_every - 1 - number % valid_every
+                    number += len(some)
+                    chosen.writelines(some[first::valid_every])
+                    del some[first::valid_every]
                 content = b"".join(some)
                 copied.write(content)
                 running += words.add(content)
         return running, words.close()
 
     # A process for each side.
-    (source, source_counts), (target, target_counts) = ordered_map(copy, files, min(workers, 2))
+    (source, source_counts), (target, target_counts) = ordered_map(
+        copy, zip(files, valid, strict=True), min(workers, 2)
+    )
     with open(folder / WORDS_FILE, "wb") as stream:
         different = merge_counts([*source_counts, *target_counts], stream)
     return {files[0].name: source, files[1].name: target, "different": different}

@@ -2,7 +2,8 @@
 
 A file that is being fetched is called ``NAME.part``; it gets its name only when its size and its
 hash are right, so a file under its own name is whole. The hash is computed anew each time: reading
-1.6 GB takes seconds, and nothing that was noted earlier has to be believed.
+1.6 GB takes seconds, and nothing that was noted earlier has to be believed. Of a file without a
+published hash the size alone is checked; whoever reads it must see whether it is damaged.
 """
 
 import fcntl
@@ -118,7 +119,7 @@ def fetch(base: str, wanted: Wanted, downloads: Path) -> Path:
             already and right is not fetched again.
 
     Returns:
-        The path of a file that has the wanted size and hash.
+        The path of a file that has the wanted size and hash, as far as they are known.
 
     Raises:
         UserError: the file is another one, cannot be had, or there is no room for it.
@@ -341,13 +342,16 @@ def _check_room(address: str, wanted: Wanted, part: Path, have: int) -> None:
 
 
 def _verify(path: Path, wanted: Wanted, name: str) -> None:
-    """Raise UserError unless the file has the wanted size and hash; ``name`` is for the message."""
+    """Raise UserError unless the file has the wanted size and hash, as far as they are known;
+    ``name`` is for the message."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
         raise UserError(f"{name}: no such file") from None
     if wanted.size is not None and size != wanted.size:
         raise UserError(f"{name}: has {size:,} bytes, not {wanted.size:,}: damaged or another file")
+    if wanted.checksum is None:
+        return
     algorithm, _, expected = wanted.checksum.partition(":")
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()

@@ -2,6 +2,9 @@
 
 FOLDER/{train,valid,test}.{SOURCE,TARGET}   one sentence a line, line n of both sides a pair
 FOLDER/source.json                          where the text is from
+
+Where a recipe makes the validation set itself (``clean.valid_every``) there is no valid; where the
+corpus is tokens there is raw.test as well, the test set as people read it.
 """
 
 import argparse
@@ -10,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -58,13 +61,15 @@ def check_languages(source_lang: str, target_lang: str) -> None:
 
 
 @contextmanager
-def writing_corpus(folder: Path, source_lang: str, target_lang: str) -> Iterator[Path]:
+def writing_corpus(
+    folder: Path, source_lang: str, target_lang: str, parts: Sequence[str] = SPLITS
+) -> Iterator[Path]:
     """A folder to write to, whose files take their places in ``folder`` when the block ends.
 
-    The block writes the six files and source.json (:func:`write_source`) into the folder that it
-    is given; what else it leaves there is removed. When it raises, ``folder`` is as before. The
-    description goes away first and comes last, so text beside a description is the text that it
-    describes, even after a kill between two renames.
+    The block writes PART.LANG for each of ``parts`` and source.json (:func:`write_source`) into the
+    folder that it is given; what else it leaves there is removed. When it raises, ``folder`` is as
+    before. The description goes away first and comes last, so text beside a description is the text
+    that it describes, even after a kill between two renames.
 
     Raises:
         UserError: another process is writing this folder.
@@ -72,7 +77,7 @@ def writing_corpus(folder: Path, source_lang: str, target_lang: str) -> Iterator
     """
     check_languages(source_lang, target_lang)
     work = folder / ".get.tmp"
-    names = [f"{split}.{lang}" for split in SPLITS for lang in (source_lang, target_lang)]
+    names = [f"{split}.{lang}" for split in parts for lang in (source_lang, target_lang)]
     try:
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -16,7 +16,8 @@ long or hold such a long word.
 No test pair is ever left out. Text that is not UTF-8 in either of them is an error.
 
 What is changed in pairs that stay is listed in :data:`CHANGES`. The lines concerned are counted,
-also those of pairs that a rule leaves out afterwards.
+also those of pairs that a rule leaves out afterwards. Text that is tokens already is changed as
+:func:`rope_fairseq.text.split_tokens` does it and in nothing else.
 """
 
 import re
@@ -30,7 +31,8 @@ from rope_fairseq.corpus.duplicates import digest
 from rope_fairseq.corpus.folder import SPLITS
 from rope_fairseq.errors import UserError
 from rope_fairseq.lines import decode_line
-from rope_fairseq.text import SPACE_SYMBOL, Text
+from rope_fairseq.pieces import SPACE_SYMBOL
+from rope_fairseq.text import Text, split_tokens
 
 REPORT_FILE = "cleaning.json"
 RULES = (
@@ -64,7 +66,10 @@ OTHER_CHANGES = {
     "not_nfc": "characters written as letter and accent: composed (Unicode NFC)",
     "windows_line_end": "Windows line ends: made \\n",
     "no_final_newline": "no line end at the end of the file: added",
+    "spaces": "spaces at an end of a line of tokens, or several between them: made one or none",
 }
+# What is changed in tokens too, of CHANGES.
+OF_TOKENS = ("nul", "form_feed", "carriage_return", "line_separator", "control")
 NOTES = {name: note for name, (_, note) in CHANGES.items()} | OTHER_CHANGES
 PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in CHANGES.items()}
 ANY_PATTERN = re.compile("|".join(pattern for pattern, _ in CHANGES.values()))
@@ -184,6 +189,7 @@ class Cleaner:
         split: train, valid or test.
         files: the raw files of both sides, for messages.
         test_sides: digests of the lines of tokens of each side of the test set.
+        tokenized: the text is tokens already.
     """
 
     text: Text
@@ -191,6 +197,7 @@ class Cleaner:
     split: str
     files: tuple[str, str]
     test_sides: tuple[frozenset[bytes], frozenset[bytes]] = (frozenset(), frozenset())
+    tokenized: bool = False
 
     def __call__(self, block: Block) -> Cleaned:
         cleaned = Cleaned(([], []), b"", Counter(), Changes())
@@ -221,11 +228,14 @@ class Cleaner:
             return "not_utf8"
         langs = self.text.source_lang, self.text.target_lang
         for raw, line, lang in zip(pair, (source, target), langs, strict=True):
-            note_changes(raw, line, number, f"{self.split}.{lang}", changes)
+            note_changes(raw, line, number, f"{self.split}.{lang}", changes, self.tokenized)
         limits = self.limits
         if self.split != "test" and (rule := limits.broken_before_tokenizing(source, target)):
             return rule
-        tokens = self.text.tokenize(source, langs[0]), self.text.tokenize(target, langs[1])
+        if self.tokenized:
+            tokens = split_tokens(source), split_tokens(target)
+        else:
+            tokens = self.text.tokenize(source, langs[0]), self.text.tokenize(target, langs[1])
         if self.split == "test":
             return tokens
         rule = limits.broken(*tokens)
@@ -240,7 +250,9 @@ class Cleaner:
         )
 
 
-def note_changes(raw: bytes, line: str, number: int, file: str, changes: Changes) -> None:
+def note_changes(
+    raw: bytes, line: str, number: int, file: str, changes: Changes, tokenized: bool = False
+) -> None:
     """Count what is changed in a line.
 
     Args:
@@ -249,15 +261,19 @@ def note_changes(raw: bytes, line: str, number: int, file: str, changes: Changes
         number: its number, counted from 1.
         file: name of the file in the report.
         changes: gets the counts.
+        tokenized: the text is tokens already.
     """
     kinds = []
     if ANY_PATTERN.search(line):
-        kinds = [kind for kind, pattern in PATTERNS.items() if pattern.search(line)]
+        possible = OF_TOKENS if tokenized else PATTERNS
+        kinds = [kind for kind in possible if PATTERNS[kind].search(line)]
     # decode_line has taken it away.
     if number == 1 and raw.startswith(b"\xef\xbb\xbf") and "byte_order_mark" not in kinds:
         kinds.append("byte_order_mark")
-    if not unicodedata.is_normalized("NFC", line):
+    if not tokenized and not unicodedata.is_normalized("NFC", line):
         kinds.append("not_nfc")
+    if tokenized and line and "" in line.split(" "):
+        kinds.append("spaces")
     if raw.removesuffix(b"\n").endswith(b"\r"):
         kinds.append("windows_line_end")
     if not raw.endswith(b"\n"):
@@ -276,9 +292,13 @@ class Report:
         dropped: number of pairs of each split by the rule that they break.
         changes: what was changed.
         words: running words (Moses tokens) of each side of train, and different ones of both.
+        tokenized: whether the text was tokens already.
+        valid_every: which of the training pairs that are kept became the validation set, or None.
     """
 
     limits: Limits
+    tokenized: bool = False
+    valid_every: int | None = None
     read: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     dropped: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -290,13 +310,23 @@ class Report:
         self.kept[split] = read - dropped.total()
         self.dropped[split] = {rule: dropped[rule] for rule in RULES}
 
+    def take_valid(self, pairs: int) -> None:
+        """Say that so many of the training pairs that are kept are the validation set instead."""
+        self.add_split("valid", pairs, Counter())
+        self.kept["train"] -= pairs
+
     def left_out(self, split: str) -> str:
         """The rules that dropped pairs, and how many."""
         return ", ".join(f"{rule} {n:,}" for rule, n in self.dropped[split].items() if n)
 
     def json(self) -> dict[str, object]:
+        options = asdict(self.limits)
+        if self.tokenized:
+            options["tokenized"] = True
+        if self.valid_every is not None:
+            options["valid_every"] = self.valid_every
         return {
-            "options": asdict(self.limits),
+            "options": options,
             "pairs": {
                 split: {
                     "read": self.read[split],
@@ -316,7 +346,10 @@ class Report:
         """The report for people: a line for each split, a note for each kind of change."""
         for split in SPLITS:
             left_out = self.left_out(split)
-            yield f"{split}: {self.read[split]:,} pairs, {self.kept[split]:,} kept" + (
-                f"; left out: {left_out}" if left_out else ""
+            from_train = split == "valid" and self.valid_every is not None
+            yield (
+                f"{split}: {self.read[split]:,} pairs, {self.kept[split]:,} kept"
+                + (f"; left out: {left_out}" if left_out else "")
+                + (f"; 1 in {self.valid_every} of those kept of train" if from_train else "")
             )
         yield from self.changes.notes()

@@ -5,7 +5,8 @@
 * ``published:no``, after the corpus: the mirror says that its archives are not those published.
 * ``pairs``: of train, valid and test, as they are trained and scored on.
 * ``vocab``: pieces of the BPE model, ``<unk>`` included; ``merges``: those of more than one
-  character, each of which is one merge of BPE. "37k" may mean either.
+  character, each of which is one merge of BPE. "37k" may mean either. A model of subword-nmt is its
+  merges and has no vocabulary of its own: there ``dictionary`` is the number of fairseq's types.
 * ``sha256``: the first 12 digits of the hash of what ``LC_ALL=C sha256sum {train,valid,test}.*``
   prints in the folder of the pieces, its lines sorted by file name.
 """
@@ -13,7 +14,6 @@
 import hashlib
 import json
 import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def sign_corpus(
         raise UserError(f"--corpus {corpus!r}: a name without | and : is needed")
     options = Text.load(text)
     langs = options.source_lang, options.target_lang
-    vocabulary = options.vocabulary()
+    sizes = options.pieces.sizes()
     names = [f"{split}.{lang}" for split in SPLITS for lang in langs]
     counts = {name: _count(text / name) for name in names}
     for split in SPLITS:
@@ -73,16 +73,14 @@ def sign_corpus(
         "pairs": {split: counts[f"{split}.{langs[0]}"][0] for split in SPLITS},
         "pieces": {name: pieces for name, (_, pieces) in counts.items()},
         "vocabulary": {
-            "pieces": len(vocabulary),
-            "merges": sum(len(piece) > 1 for piece in vocabulary if piece != "<unk>"),
+            **sizes,
             "fairseq_dictionary": _count(dictionary)[0] + FAIRSEQ_SYMBOLS,
         },
         "sha256": {"all": hashlib.sha256(listing.encode("utf-8")).hexdigest(), "files": hashes},
         "text": options.options(),
         "cleaning": read_record(tokens / REPORT_FILE),
         "versions": {
-            "sacremoses": version("sacremoses"),
-            "sentencepiece": version("sentencepiece"),
+            **options.versions(),
             "rope_fairseq": __version__,
             "python": platform.python_version(),
         },
@@ -96,15 +94,19 @@ def sign_corpus(
 
 def signature_line(record: Record) -> str:
     """The one line, in the style of sacrebleu's signatures."""
-    versions = record["versions"]
+    vocabulary = record["vocabulary"]
+    if "pieces" in vocabulary:
+        sizes = {"vocab": vocabulary["pieces"], "merges": vocabulary["merges"]}
+    else:
+        sizes = {"merges": vocabulary["merges"], "dictionary": vocabulary["fairseq_dictionary"]}
+    versions = {name: value for name, value in record["versions"].items() if name != "python"}
     fields = {
         "corpus": record["corpus"],
         **({"published": "no"} if (record["source"] or {}).get("published") is False else {}),
         "pairs": "+".join(str(record["pairs"][split]) for split in SPLITS),
-        "vocab": record["vocabulary"]["pieces"],
-        "merges": record["vocabulary"]["merges"],
+        **sizes,
         "sha256": record["sha256"]["all"][:HASH_DIGITS],
-    } | {tool: versions[tool] for tool in ("sacremoses", "sentencepiece", "rope_fairseq")}
+    } | versions
     return "|".join(f"{name}:{value}" for name, value in fields.items())
 
 

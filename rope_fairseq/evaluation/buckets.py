@@ -76,6 +76,7 @@ def bucketed_bleu(
     language: str,
     sources: Sequence[str] | None = None,
     bounds: Sequence[int] = DEFAULT_BOUNDS,
+    lowercase: bool = False,
 ) -> list[Bucket]:
     """BLEU of the sentences of each length.
 
@@ -84,6 +85,7 @@ def bucketed_bleu(
         language: the target language's code.
         sources: the source text; without it the reference's words are counted.
         bounds: the largest number of words of all buckets but the last, rising.
+        lowercase: ignore case.
 
     Returns:
         ``len(bounds) + 1`` buckets, empty ones included; an empty line has 0 words and belongs to
@@ -91,7 +93,7 @@ def bucketed_bleu(
     """
     by, counted = ("reference", references) if sources is None else ("source", sources)
     lengths = [len(line.split()) for line in counted]
-    return bleu_by_lengths(hypotheses, references, language, lengths, by, bounds)
+    return bleu_by_lengths(hypotheses, references, language, lengths, by, bounds, lowercase)
 
 
 def bleu_by_lengths(
@@ -101,6 +103,7 @@ def bleu_by_lengths(
     lengths: Sequence[int],
     by: str,
     bounds: Sequence[int],
+    lowercase: bool = False,
 ) -> list[Bucket]:
     """:func:`bucketed_bleu` with one length for each line, counted by the caller.
 
@@ -110,7 +113,7 @@ def bleu_by_lengths(
     members: list[list[int]] = [[] for _ in range(len(bounds) + 1)]
     for number, length in enumerate(lengths):
         members[bisect_left(bounds, length)].append(number)
-    metric = sacre_bleu_metric(language)
+    metric = sacre_bleu_metric(language, lowercase)
     buckets = []
     for index, numbers in enumerate(members):
         shortest = bounds[index - 1] + 1 if index else 0

@@ -77,7 +77,8 @@ def hardware() -> str:
 def make(work: Path, run: Mapping[str, Any], scaling: str | None = None) -> dict[str, Any]:
     """The record of a finished run, or of its model with a scaling at test time.
 
-    ``hardware`` is the machine that writes the record: the training's log does not name its own.
+    ``hardware`` is the training's, or where its log does not say, that of the machine that writes
+    the record.
 
     Args:
         work: the work folder.
@@ -120,7 +121,7 @@ def make(work: Path, run: Mapping[str, Any], scaling: str | None = None) -> dict
         "trained_source_tokens": longest,
         "buckets": [{name: bucket[name] for name in BUCKET} for bucket in buckets],
         "longer_left_out": longer["sentences"],
-        "hardware": hardware(),
+        "hardware": run.get("hardware") or hardware(),
     }
 
 

@@ -12,6 +12,9 @@ Four numbers that must not be confused:
   for English-German, usually 0.7 to 1 above sacreBLEU.
 - **chrF2**: F2 of character n-grams (Popović, 2015), on detokenized text.
 
+Of a model of lower-cased or of distributed tokens (:func:`scores_of_tokens`), tokenized BLEU is on
+its own tokens, as its papers print it, and the others ignore case.
+
 All are sacreBLEU's own code. ``multi-bleu.perl``, which the older papers ran, computes the same
 BLEU from the same tokens, except that it does not smooth: it prints 0 where not a single 4-gram
 matches.
@@ -30,6 +33,7 @@ from rope_fairseq.errors import UserError
 
 _HYPHEN_IN_A_WORD = re.compile(rb"(\S)-(\S)")
 _DETOKENIZED = "detokenized translation, raw reference"
+_IGNORING_CASE = ", case ignored"
 
 
 @dataclass(frozen=True)
@@ -54,14 +58,18 @@ class Score:
         return f"{self.name:<20}{self.value:7.{self.digits}f}  {self.kind}\n{'':29}{self.signature}"
 
 
-def sacre_bleu_metric(language: str) -> BLEU:
+def sacre_bleu_metric(language: str, lowercase: bool = False) -> BLEU:
     """sacreBLEU's BLEU with its defaults for a target language.
+
+    Args:
+        language: the target language's code.
+        lowercase: ignore case; the signature says ``case:lc``.
 
     Raises:
         UserError: sacreBLEU's tokenizer for the language is not installed (Japanese, Korean).
     """
     try:
-        return BLEU(trg_lang=language)
+        return BLEU(lowercase=lowercase, trg_lang=language)
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"--target-lang {language}: sacreBLEU's tokenizer for it is not installed; "
@@ -69,11 +77,14 @@ def sacre_bleu_metric(language: str) -> BLEU:
         ) from error
 
 
-def sacre_bleu(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Score:
-    """sacreBLEU with its defaults, on detokenized text."""
-    metric = sacre_bleu_metric(language)
+def sacre_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], language: str, lowercase: bool = False
+) -> Score:
+    """sacreBLEU with its defaults, but for case, on detokenized text."""
+    metric = sacre_bleu_metric(language, lowercase)
     value = metric.corpus_score(hypotheses, [references]).score
-    return Score("sacreBLEU", value, _DETOKENIZED, str(metric.get_signature()))
+    kind = _DETOKENIZED + _IGNORING_CASE * lowercase
+    return Score("sacreBLEU", value, kind, str(metric.get_signature()))
 
 
 def moses_tokens(lines: Sequence[str], language: str) -> list[str]:
@@ -121,17 +132,24 @@ def token_bleus(
     hyp = moses_tokens(hypotheses, language)
     ref = moses_tokens(references, language)
     kind = f"both sides tokenized by sacremoses {version('sacremoses')}, language {language}"
-    tokenized = _bleu_of_tokens("tokenized BLEU", hyp, ref, kind)
-    hyp = [split_compounds(line) for line in hyp]
-    ref = [split_compounds(line) for line in ref]
+    return _both_token_bleus(hyp, ref, kind)
+
+
+def _both_token_bleus(
+    hypotheses: Sequence[str], references: Sequence[str], kind: str
+) -> tuple[Score, Score]:
+    tokenized = _bleu_of_tokens("tokenized BLEU", hypotheses, references, kind)
+    hyp = [split_compounds(line) for line in hypotheses]
+    ref = [split_compounds(line) for line in references]
     return tokenized, _bleu_of_tokens("compound-split BLEU", hyp, ref, f"{kind}, compounds split")
 
 
-def chrf2(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """chrF2 with sacreBLEU's defaults, on detokenized text."""
-    metric = CHRF()
+def chrf2(hypotheses: Sequence[str], references: Sequence[str], lowercase: bool = False) -> Score:
+    """chrF2 with sacreBLEU's defaults, but for case, on detokenized text."""
+    metric = CHRF(lowercase=lowercase)
     value = metric.corpus_score(hypotheses, [references]).score
-    return Score("chrF2", value, _DETOKENIZED, str(metric.get_signature()))
+    kind = _DETOKENIZED + _IGNORING_CASE * lowercase
+    return Score("chrF2", value, kind, str(metric.get_signature()))
 
 
 def all_scores(hypotheses: Sequence[str], references: Sequence[str], language: str) -> list[Score]:
@@ -140,4 +158,29 @@ def all_scores(hypotheses: Sequence[str], references: Sequence[str], language: s
         sacre_bleu(hypotheses, references, language),
         *token_bleus(hypotheses, references, language),
         chrf2(hypotheses, references),
+    ]
+
+
+def scores_of_tokens(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    texts: Sequence[str],
+    raw_references: Sequence[str],
+    language: str,
+    lowercase: bool,
+) -> list[Score]:
+    """The scores of :func:`all_scores` where the model's tokens are those to score.
+
+    Args:
+        hypotheses, references: tokens; nothing is done to them.
+        texts: the hypotheses, detokenized.
+        raw_references: the references as people read them.
+        language: the target language's code.
+        lowercase: whether the scores on detokenized text ignore case.
+    """
+    kind = "both sides' tokens as they are in the files"
+    return [
+        sacre_bleu(texts, raw_references, language, lowercase),
+        *_both_token_bleus(hypotheses, references, kind),
+        chrf2(texts, raw_references, lowercase),
     ]

@@ -2,16 +2,20 @@
 
     python -m rope_fairseq.evaluation.run_record --work DIR --output JSON
 
-DIR is a work folder of ``scripts/reproduce.sh``. Everything is read there: the scores;
-architecture, encoding, seed and updates from the model that was scored; options and versions of its
-training from the manifest; commit, parameters, validation loss and time from the training's log. A
-run that is unfinished, or in which a step ran on something else than what is there now, is refused.
+DIR is a work folder of ``scripts/reproduce.sh``. Everything is read there: the scores, in all and
+by length; architecture, encoding, seed and updates from the model that was scored; options and
+versions of its training from the manifest, and the values of the config that it names; commit,
+hardware, parameters, validation loss and what ended it from the training's log; its time from there
+or the last checkpoint. A run that is unfinished, or in which a step ran on something else than what
+is there now, is refused.
 """
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,8 @@ from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.evaluation.report import Report, read_report
 from rope_fairseq.files import replacing
 from rope_fairseq.lines import read_lines
-from rope_fairseq.manifest import check_current, describe_file
+from rope_fairseq.manifest import ROOT, check_current, describe_file
+from rope_fairseq.schedule import read_config
 
 # Each reads what the one before has written, so that all are of one run.
 STEPS = ("train", "average", "translate", "score")
@@ -31,11 +36,20 @@ SCORE = ("name", "value", "kind", "signature")
 NO_OVERRIDES = ("tokens_per_update", "task.source_lang", "task.target_lang")
 
 COMMIT = re.compile(r"commit: (\S+)")
+HARDWARE = re.compile(r"hardware: (\{.*\})")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: [\d,]+\)")
+DEVICES = re.compile(r"training on (\d+) devices")
 VALID = re.compile(
     r"epoch \d+ \| valid on 'valid' subset \| loss ([\d.]+|nan|-?inf) .*\| num_updates (\d+)\b"
 )
 DONE = re.compile(r"done training in ([\d.]+) seconds")
+# What fairseq says when it ends training, and resume.py when it finds it ended.
+STOPS = {
+    "patience": re.compile(r"early stop since valid performance|complete at .*: out of patience"),
+    "max_update": re.compile(r"num_updates: \d+ >= max_update|complete at .*: --max-update"),
+    "stop_time_hours": re.compile(r"> stop_time_hours: |complete at .*: --stop-time-hours"),
+    "stop_min_lr": re.compile(r"\(--stop-min-lr="),
+}
 
 
 def check_complete(work: Path) -> None:
@@ -57,22 +71,32 @@ def read_log(path: Path) -> dict[str, Any]:
     """What a training log says of the whole training; it may have been interrupted and gone on.
 
     Returns:
-        ``parameters``, ``commit`` (all of them, where the parts of the training differ; None where
-        one does not say), ``validation_loss``: [update, loss] each, and ``training_seconds`` where
-        the training was not interrupted.
+        ``parameters``; ``commit`` and ``hardware`` (all of them, where the parts of the training
+        differ; None where one does not say); ``validation_loss``: [update, loss] each;
+        ``stopped_by``: a name in :data:`STOPS`, or None where it ended otherwise, by max_epoch;
+        ``starts``: how often a training was started or gone on with; ``devices``: how many
+        processes trained together when it ended; and ``training_seconds`` where it was not
+        interrupted.
 
     Raises:
         UserError: the log does not begin or does not end with fairseq's training.
     """
     starts, ends, parameters = 0, [], []
     commits: list[str] = []
+    machines: list[str] = []
     losses: dict[int, float] = {}
+    stopped_by = devices = None
     for line in read_lines(path):
         if found := PARAMETERS.search(line):
             starts += 1
+            stopped_by = None
             parameters.append(int(found[1].replace(",", "")))
         elif found := COMMIT.fullmatch(line):
             commits.append(found[1])
+        elif found := HARDWARE.fullmatch(line):
+            machines.append(hardware_line(found[1]))
+        elif found := DEVICES.search(line):
+            devices = int(found[1])
         elif found := VALID.search(line):
             # What was trained again after an interruption has been validated again.
             losses[int(found[2])] = float(found[1])
@@ -82,17 +106,57 @@ def read_log(path: Path) -> dict[str, Any]:
                 )
         elif found := DONE.search(line):
             ends.append(float(found[1]))
+        else:
+            reasons = (name for name, pattern in STOPS.items() if pattern.search(line))
+            stopped_by = next(reasons, stopped_by)
     if not parameters or not ends:
         raise UserError(f"{path}: not the whole log of a training")
     said: dict[str, Any] = {
         "parameters": parameters[-1],
-        # A start from which nothing was trained has a commit, too, but no model.
-        "commit": ", ".join(dict.fromkeys(commits)) if len(commits) >= starts else None,
+        "commit": _all(commits, starts, ", "),
+        "hardware": _all(machines, starts, "; "),
         "validation_loss": [[update, losses[update]] for update in sorted(losses)],
+        "stopped_by": stopped_by,
+        "starts": starts,
+        "devices": devices,
     }
     if starts == 1:
         said["training_seconds"] = round(ends[-1], 1)
     return said
+
+
+def _all(said: Sequence[str], starts: int, between: str) -> str | None:
+    """What the starts say, each once; None where one says nothing. A start from which nothing was
+    trained says it too, but has no model."""
+    return between.join(dict.fromkeys(said)) if len(said) >= starts else None
+
+
+def hardware_line(text: str) -> str:
+    """What :mod:`rope_fairseq.hardware` prints, for people: ``NAME (avx2), 2 cores, 7.8 GiB``."""
+    facts = json.loads(text)
+    gpus = Counter(facts.get("gpus", []))
+    words = [f"{count} × {name}" for name, count in gpus.items()] + [facts["processor"]]
+    if facts.get("flags"):
+        words[-1] += f" ({', '.join(facts['flags'])})"
+    for name in ("cores", "threads"):
+        if name in facts:
+            words.append(f"{facts[name]} {name if facts[name] != 1 else name[:-1]}")
+    return ", ".join([*words, f"{facts['memory_gib']} GiB"])
+
+
+def config_values(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the config of a step train: key → value; empty where the manifest names none.
+
+    Raises:
+        UserError: the file has changed since.
+    """
+    found: dict[str, Any] = {}
+    for name, recorded in training.get("inputs", {}).items():
+        if re.fullmatch(r"configs/[^/]+\.yaml", name):
+            if not (ROOT / name).is_file() or describe_file(ROOT / name) != recorded:
+                raise UserError(f"{ROOT / name}: is not what the step train ran with")
+            found |= read_config(ROOT / name, [])
+    return found
 
 
 def command(recipe: str, training: Mapping[str, str]) -> str:
@@ -110,7 +174,9 @@ def make(work: Path) -> dict[str, Any]:
     check_complete(work)
     last = load_checkpoint(work / LAST)
     report: Report = read_report(work / SCORES)
-    training = read_record(work / "manifests" / "train.json")
+    training, averaging = (
+        read_record(work / "manifests" / f"{step}.json") for step in ("train", "average")
+    )
     state = load_checkpoint(work / "model" / "averaged.pt")
     model, seed = options(state, "model"), options(state, "common").get("seed")
     try:
@@ -122,6 +188,7 @@ def make(work: Path) -> dict[str, Any]:
     log = read_log(work / "logs" / "train.log")
     record = {
         "name": f"{recipe}, {encoding}",
+        "recipe": recipe,
         "architecture": architecture,
         "position_encoding": encoding,
         "seed": seed,
@@ -129,10 +196,18 @@ def make(work: Path) -> dict[str, Any]:
         "averaged": [entry["updates"] for entry in averaged],
         "parameters": log.pop("parameters"),
         "scores": [{name: getattr(score, name) for name in SCORE} for score in report.scores],
+        "buckets": [asdict(bucket) for bucket in report.buckets],
         "data": data,
         "changes": changes,
         "command": command(recipe, training["options"]),
+        "options": training["options"],
+        "config": config_values(training),
+        "average": averaging["options"],
     }
+    # The clock that goes on after an interruption: what was trained twice counts once.
+    clock = (last.get("extra_state") or {}).get("previous_training_time")
+    if "training_seconds" not in log and clock is not None:
+        log["training_seconds"] = round(clock, 1)
     return record | log | {"versions": training["versions"]}
 
 

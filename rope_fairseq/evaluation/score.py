@@ -2,20 +2,33 @@
 
     python -m rope_fairseq.evaluation.score --hyp test.hyp.de --ref test.de --target-lang de
 
+With ``--tokenized --raw-ref test.raw.de --text MODEL/text.json`` both files are tokens as a model
+was trained on them, and the raw reference comes beside.
+
 The scores are those of :mod:`~rope_fairseq.evaluation.metrics`, BLEU by sentence length that of
 :mod:`~rope_fairseq.evaluation.buckets`. A byte order mark and the carriage returns of Windows line
 ends are not part of the text; otherwise the numbers are those of sacreBLEU's own command.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.evaluation.buckets import DEFAULT_BOUNDS, bucketed_bleu, parse_bounds
 from rope_fairseq.evaluation.comet_score import comet_score
-from rope_fairseq.evaluation.metrics import all_scores
+from rope_fairseq.evaluation.metrics import all_scores, scores_of_tokens
 from rope_fairseq.evaluation.read import read_beside, read_references, read_translation
 from rope_fairseq.evaluation.report import Report, parse_about, read_report, write_report
+from rope_fairseq.text import Text
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What it takes to score tokens: the raw reference, and how tokens are made of text."""
+
+    raw_reference: Path
+    text: Text
 
 
 def score_files(
@@ -27,6 +40,7 @@ def score_files(
     generate_output: bool = False,
     bounds: Sequence[int] = DEFAULT_BOUNDS,
     comet: str | None = None,
+    tokens: Tokens | None = None,
 ) -> Report:
     """All scores of a translation.
 
@@ -38,6 +52,8 @@ def score_files(
         generate_output: whether ``hypothesis`` is fairseq-generate's output.
         bounds: see :func:`~rope_fairseq.evaluation.buckets.bucketed_bleu`.
         comet: a COMET model's name or path; needs ``source``.
+        tokens: ``hypothesis`` and ``reference`` are tokens, and this is what else there is; without
+            it they are text.
 
     Raises:
         UserError: a file is empty, or they do not belong together line by line.
@@ -47,10 +63,20 @@ def score_files(
     references = read_references(reference)
     hypotheses = read_translation(hypothesis, reference, len(references), generate_output)
     sources = None if source is None else read_beside(source, reference, len(references))
-    scores = all_scores(hypotheses, references, language)
+    lowercase = False
+    if tokens is None:
+        scores = all_scores(hypotheses, references, language)
+    else:
+        lowercase = tokens.text.lowercase or tokens.text.lowercase_tokens
+        both = hypotheses, references
+        # From here on, what people read.
+        references = read_beside(tokens.raw_reference, reference, len(references))
+        hypotheses = [tokens.text.detokenize(line, language) for line in hypotheses]
+        scores = scores_of_tokens(*both, hypotheses, references, language, lowercase)
     if comet is not None and sources is not None:
         scores.append(comet_score(sources, hypotheses, references, comet))
-    return Report(scores, bucketed_bleu(hypotheses, references, language, sources, bounds))
+    buckets = bucketed_bleu(hypotheses, references, language, sources, bounds, lowercase)
+    return Report(scores, buckets)
 
 
 def _parser() -> Parser:
@@ -70,6 +96,17 @@ def _parser() -> Parser:
         "--generate-output",
         action="store_true",
         help="--hyp is what fairseq-generate printed, not plain text",
+    )
+    parser.add_argument(
+        "--tokenized",
+        action="store_true",
+        help="--hyp and --ref are tokens as those of training; needs --raw-ref and --text",
+    )
+    parser.add_argument(
+        "--raw-ref", type=Path, metavar="FILE", help="the raw reference, where --ref is tokens"
+    )
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="the model's text.json: how to detokenize"
     )
     parser.add_argument(
         "--buckets",
@@ -110,6 +147,10 @@ def main() -> None:
         raise UserError("--hyp, --ref and --target-lang are needed (or --show alone)")
     if arguments.quiet and arguments.json is None:
         raise UserError("--quiet: needs --json FILE, or the scores are lost")
+    with_tokens = arguments.raw_ref is not None, arguments.text is not None
+    if with_tokens != (arguments.tokenized, arguments.tokenized):
+        raise UserError("--tokenized, --raw-ref FILE and --text FILE go together")
+    tokens = Tokens(arguments.raw_ref, Text.load(arguments.text)) if arguments.tokenized else None
     about = parse_about(arguments.about or [])
     bounds = DEFAULT_BOUNDS if arguments.buckets is None else parse_bounds(arguments.buckets)
     report = score_files(
@@ -120,6 +161,7 @@ def main() -> None:
         generate_output=arguments.generate_output,
         bounds=bounds,
         comet=arguments.comet,
+        tokens=tokens,
     )
     report = Report(report.scores, report.buckets, about)
     if arguments.json is not None:

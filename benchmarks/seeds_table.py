@@ -1,0 +1,215 @@
+"""The table of a recipe with several position encodings and seeds, made from results/ alone.
+
+    python -m benchmarks.seeds_table RECIPE [--results DIR] [PAGE]
+
+Without PAGE it is printed. It is made from ``results/RECIPE-ENCODING-seedN.json``
+(``scripts/table.sh``); what is not there is "not run". Its place in a page: between the marks
+``<!-- RECIPE: begin -->`` and ``<!-- RECIPE: end -->``.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT, table
+from benchmarks.encodings import SINUSOIDAL, SOURCES
+from benchmarks.encodings_table import NOT_RUN, same
+from benchmarks.seeds import Run, Runs, read
+from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.evaluation.seeds import LEAST, Comparison, summary, welch
+
+RESULTS = ROOT / "results"
+BASELINE = SINUSOIDAL
+#: The order of the columns; the published kind of a recipe comes first.
+SCORES = ("sacreBLEU", "tokenized BLEU", "compound-split BLEU", "chrF2")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A value that others have published for a recipe with some encoding."""
+
+    encoding: str
+    score: str
+    value: str
+    authors: str
+    arxiv: str
+
+    def __str__(self) -> str:
+        return f"{self.value} ([{self.authors}](https://arxiv.org/abs/{self.arxiv}))"
+
+
+#: By recipe. Multi30k: test_2016_flickr, the text-only Transformer-tiny.
+PUBLISHED = {
+    "multi30k": (Published(SINUSOIDAL, "tokenized BLEU", "41.02", "Wu et al. 2021", "2105.14462"),),
+}
+
+
+def score_names(recipe: str, runs: Runs) -> list[str]:
+    """The kinds of scores in the order of the columns."""
+    published = [entry.score for entry in PUBLISHED.get(recipe, ())]
+    first = [*published, *SCORES]
+    for some in runs.values():
+        own = [score["name"] for score in some[0].record["scores"]]
+        first = [name for name in first if name in own] + own
+    return list(dict.fromkeys(first))
+
+
+def spread(values: Sequence[float]) -> str:
+    """``41.02 ± 0.31``, of one value ``41.02``."""
+    found = summary(values)
+    return f"{found.mean:.2f}" + ("" if found.std is None else f" ± {found.std:.2f}")
+
+
+def span(values: Sequence[int]) -> str:
+    """``7,130`` or ``6,900–8,000``."""
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
+
+
+def rows(recipe: str, runs: Runs, names: Sequence[str], folder: Path) -> Iterator[tuple[str, ...]]:
+    """A row for each encoding; links are relative to ``folder``."""
+    published = PUBLISHED.get(recipe, ())
+    for encoding in SOURCES:
+        beside = [str(entry) for entry in published if entry.encoding == encoding]
+        some = runs.get(encoding)
+        cells = [NOT_RUN] * (len(names) + 3)
+        if some:
+            links = (f"[{run.seed}]({os.path.relpath(run.path, folder)})" for run in some)
+            cells = [
+                f"{len(some)}: {', '.join(links)}",
+                *(spread([run.value(name) for run in some]) for name in names),
+                span([run.record["parameters"] for run in some]),
+                span([run.record["updates"] for run in some]),
+            ]
+        if published:
+            cells.insert(2, "; ".join(beside))
+        yield (f"`{encoding}`", *cells)
+
+
+def comparison(encoding: str, found: Comparison) -> tuple[str, ...]:
+    p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
+    units = "" if found.in_std is None else f"{found.in_std:+.1f}"
+    return (
+        f"`{encoding}`",
+        f"{found.difference:+.2f}",
+        f"{found.low:+.2f} to {found.high:+.2f}",
+        p,
+        units,
+    )
+
+
+def against_baseline(runs: Runs, score: str) -> list[str]:
+    """A table of the differences that can be judged, or the line that says that none can."""
+    values = {name: [run.value(score) for run in some] for name, some in runs.items()}
+    found = {
+        name: judged
+        for name in values
+        if name != BASELINE
+        and (judged := welch(values[name], values.get(BASELINE, []))) is not None
+    }
+    least = f"from {LEAST} seeds of an encoding and of `{BASELINE}` on"
+    if not found:
+        return [f"Differences are judged {least}.", ""]
+    cells = [comparison(name, judged) for name, judged in found.items()]
+    title = f"{score}, against `{BASELINE}`"
+    lines = table.columns(
+        *(title, "difference", "95 % interval", "p", "in standard deviations"), rows=cells
+    )
+    return [
+        *lines,
+        f"Welch's t-test over seeds, {least}; standard deviation: that of both pooled. Each p "
+        "is of one comparison: of twenty that compare what is alike, one is expected below 0.05.",
+        "",
+    ]
+
+
+def about(runs: Runs, names: Sequence[str]) -> list[str]:
+    """What the numbers are and rest on; one fact each in which runs may differ."""
+    records = {f"{name} {run.seed}": run.record for name, some in runs.items() for run in some}
+    first = next(iter(records.values()))
+    scores = {score["name"]: score for score in first["scores"]}
+    kinds = "; ".join(
+        f"{name}: {scores[name]['kind']}, `{scores[name]['signature']}`" for name in names
+    )
+
+    def fact(say: Callable[[dict[str, Any]], str]) -> str:
+        return same(records, say)
+
+    ends = fact(lambda run: f"ended by {run['stopped_by'] or 'the last epoch'}")
+    data = fact(lambda run: f"`{run['data']}`")
+    commit = fact(lambda run: f"commit {run['commit'] or 'not recorded'}")
+    machine = fact(lambda run: run["hardware"] or "hardware not recorded")
+    times = "; ".join(
+        f"{name} {spread(known)}"
+        for name, some in runs.items()
+        if (known := [hours for run in some if (hours := _hours(run)) is not None])
+    )
+    averaged = first["average"]
+    return [
+        "Mean ± sample standard deviation over the seeds, which link to their results; of one seed "
+        f"the value. {kinds}.",
+        "",
+        f"Training {ends}; average of the last {averaged['last']} checkpoints by "
+        f"{averaged['by']}; hours: {times or 'not recorded'}; {data}; {commit}; {machine}.",
+        "",
+    ]
+
+
+def _hours(run: Run) -> float | None:
+    seconds = run.record.get("training_seconds")
+    return None if seconds is None else seconds / 3600
+
+
+def render(recipe: str, runs: Runs, folder: Path) -> str:
+    """The table and what it rests on, for a page in ``folder``."""
+    names = score_names(recipe, runs)
+    columns = [*names]
+    if recipe in PUBLISHED:
+        columns.insert(1, f"published {PUBLISHED[recipe][0].score}")
+    cells = rows(recipe, runs, names, folder)
+    lines = table.columns("encoding", "seeds", *columns, "parameters", "updates", rows=cells)
+    if runs:
+        lines += against_baseline(runs, names[0]) + about(runs, names)
+    return "\n".join(lines).strip()
+
+
+def show(recipe: str, results: Path, page: Path | None) -> None:
+    """Write the table into a page, or print it where there is none.
+
+    Raises:
+        UserError: a result is not what it should be, or the page has no marks.
+    """
+    runs = read(results, recipe)
+    try:
+        text = render(recipe, runs, (page.parent if page else Path()).resolve())
+    except (LookupError, TypeError, AttributeError, StopIteration, ValueError) as error:
+        raise UserError(
+            f"{results}: a {recipe}-*.json was not written by its script: {error!r}"
+        ) from None
+    if page is None:
+        print(text)
+    else:
+        table.write(page, recipe, text)
+
+
+def parser(program: str) -> Parser:
+    """The arguments that table and figures share."""
+    made = Parser(prog=f"python -m benchmarks.{program}")
+    made.add_argument("recipe", help="a file of configs/recipes/, without .yaml")
+    made.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    return made
+
+
+def main() -> None:
+    made = parser("seeds_table")
+    made.add_argument("page", type=Path, nargs="?", help="with the marks of the recipe")
+    arguments = made.parse_intermixed_args()
+    if not arguments.results.is_dir():
+        raise UserError(f"--results {arguments.results}: no such folder")
+    show(arguments.recipe, arguments.results.resolve(), arguments.page)
+
+
+if __name__ == "__main__":
+    run_main(main)

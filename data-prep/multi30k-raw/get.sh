@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# get.sh FOLDER [options]: Multi30k's raw text; see get.sh --help.
+
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../../scripts/common.sh"
+exec "$PYTHON" "$ROOT/data-prep/multi30k/get.py" --variant raw "$@"

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# table.sh RECIPE [--encodings A,B,…] [--seeds N,N,…] [--work DIR] [--results DIR] [--force] [options of reproduce.sh] [overrides]
+#
+# Trains a recipe with several position encodings and seeds: for each seed all encodings, by reproduce.sh
+# in DIR/ENCODING-seedN (default exp/RECIPE-table), with the overrides model.position_encoding and
+# common.seed. What came out is results/RECIPE-ENCODING-seedN.json. Default: rope and sinusoidal, seeds
+# 1, 2 and 3. The corpus is prepared once, in DIR/data; each run gets a copy. Killed and started again
+# it goes on. Afterwards:
+#   python -m benchmarks.seeds_table RECIPE README.md
+#   python -m benchmarks.seeds_figure RECIPE
+#
+# Results add up over machines and days: a run whose result is there is not made again, also where its
+# work folder is gone. A result of another run (other recipe, data, config or overrides) is an error, or
+# with --force made anew.
+
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+encodings=rope,sinusoidal seeds=1,2,3 work='' results=$ROOT/results force='' others=()
+take_options "encodings seeds work results" "$@"
+for argument in "${OTHERS[@]}"; do
+    case $argument in
+        --force) force=1 ;;
+        --dry-run | --nodes* | --node-rank* | --master*)
+            die "unknown argument $argument; usage: $(usage | head -n 1)" ;;
+        model.position_encoding=* | +model.position_encoding=*) die "override $argument: say --encodings NAME" ;;
+        common.seed=* | +common.seed=*) die "override $argument: say --seeds N" ;;
+        *) others+=("$argument") ;;
+    esac
+done
+[[ $seeds =~ ^[0-9]+(,[0-9]+)*$ ]] || die "--seeds $seeds: must be whole numbers with commas between them"
+IFS=, read -ra seeds <<<"$seeds"
+for seed in "${seeds[@]}"; do
+    check_run 1 "$seed" "$encodings"
+done
+read_arguments "${others[@]}"
+recipe=$RECIPE_NAME
+for override in "${RECIPE_OVERRIDES[@]}"; do
+    [[ $override != model.position_encoding=* && $override != common.seed=* ]] ||
+        die "recipe $recipe: has $override itself; choose one that leaves it open"
+done
+work=${work:-$ROOT/exp/$recipe-table}
+data=$work/data
+
+# What train.sh tells the training: devices and their batches are not among it.
+options=("tokens_per_update=$RECIPE_TOKENS_PER_UPDATE"
+    "task.source_lang='$RECIPE_SOURCE_LANG'" "task.target_lang='$RECIPE_TARGET_LANG'"
+    "${RECIPE_OVERRIDES[@]}" "${RECIPE_MAX_UPDATE_OVERRIDES[@]}")
+for ((index = 0; index < ${#ARGS[@]}; index++)); do
+    case ${ARGS[index]} in
+        --*=*) ;;
+        --*) index=$((index + 1)) ;;
+        *) options+=("${ARGS[index]}") ;;
+    esac
+done
+
+# A mistyped option should not wait for the data.
+DRY_RUN=1 "$ROOT/scripts/train.sh" "${others[@]}" --work "$work/${NAMES[0]}-seed${seeds[0]}" \
+    "model.position_encoding=${NAMES[0]}" "common.seed=${seeds[0]}" >/dev/null
+make_results "$results"
+
+# copy_data FOLDER: what prepare.sh has made, manifests last, so that it is up to date there. Copies, because
+# a step that runs again in one folder must not change another's files.
+copy_data() (
+    open_work "$1"
+    cmp -s "$data/manifests/sign.json" "$WORK/manifests/sign.json" && return
+    rm -f "$WORK/manifests/sign.json"
+    for path in "$data"/*; do
+        name=${path##*/}
+        [[ $name != logs && $name != manifests ]] || continue
+        rm -rf "${WORK:?}/$name"
+        cp -r --reflink=auto "$path" "$WORK/$name"
+    done
+    # sign.json, the last step's, is the last copied.
+    for path in "$data"/manifests/*.json; do
+        [[ ${path##*/} == sign.json ]] || cp "$path" "$WORK/manifests/"
+    done
+    cp "$data/manifests/sign.json" "$WORK/manifests/sign.json.tmp"
+    mv "$WORK/manifests/sign.json.tmp" "$WORK/manifests/sign.json"
+)
+
+"$ROOT/scripts/prepare.sh" "$recipe" --work "$data" "${RECIPE_ARGS[@]}" "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"
+for seed in "${seeds[@]}"; do
+    for name in "${NAMES[@]}"; do
+        result=$results/$recipe-$name-seed$seed.json
+        own=("model.position_encoding=$name" "common.seed=$seed")
+        if [[ -e $result && ! $force ]]; then
+            tool evaluation.known_run "$recipe" --result "$result" --data "$data/data.json" \
+                --config "$ROOT/configs/$RECIPE_CONFIG.yaml" --option "${options[@]}" "${own[@]}" \
+                --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY"
+            echo "table: $name, seed $seed: up to date ($result)"
+            continue
+        fi
+        echo "table: $name, seed $seed"
+        folder=$work/$name-seed$seed
+        copy_data "$folder"
+        "$ROOT/scripts/reproduce.sh" "${others[@]}" --work "$folder" "${own[@]}"
+        tool evaluation.run_record --work "$folder" --output "$result"
+    done
+done
