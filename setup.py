@@ -26,8 +26,6 @@ INSTALL_REQUIRES = [
     "sentencepiece>=0.2,<0.3",
     # The BPE of published recipes (Multi30k, IWSLT14): its merges must be the same ones.
     "subword-nmt>=0.3.8,<0.4",
-    # Welch's t-test over seeds; 1.11 is the first whose result has a confidence interval for it.
-    "scipy>=1.11,<2",
     # Scores; a score's signature has the form of 2.x.
     "sacrebleu>=2.4,<3",
     # Recipes and configs.
@@ -58,6 +56,7 @@ EXTRAS_REQUIRE = {
     ],
     "figures": [
         "matplotlib>=3.9,<4",
+        "scipy>=1.11,<2",  # Welch's t-test beside the tables
     ],
 }
 

@@ -32,8 +32,8 @@ def gradient(model: Any, criterion: Any, sample: Any, precision: str, seed: int)
     """All parameters' gradient of the loss per token, as one vector; float64."""
     torch.manual_seed(seed)
     model.zero_grad()
+    model.train_matmul_precision = precision
     model.train()
-    torch.set_float32_matmul_precision(precision)
     loss, size, _ = criterion(model, sample)
     (loss / size).backward()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
@@ -53,7 +53,6 @@ def measure(checkpoint: Path, data: Path, batches: int) -> dict[str, Any]:
     override = {"data": str(data)}
     models, cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], override)
     model, criterion = models[0], task.build_criterion(cfg.criterion)
-    model.train_matmul_precision = None  # set below
     task.load_dataset("train")
     iterator = task.get_batch_iterator(
         task.dataset("train"), max_tokens=cfg.dataset.max_tokens, max_positions=(1024, 1024), seed=1

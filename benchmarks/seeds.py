@@ -48,6 +48,8 @@ def facts(record: Record) -> dict[str, Any]:
         "data": content(record["data"]),
         "settings": {key: values[key] for key in values if key not in (ENCODING, SEED)},
         "average": record["average"],
+        # Sentences beyond it are left out, and the batches are others.
+        "tokens of a batch": record["batch"]["dataset.max_tokens"],
         "scores": kinds,
         "lengths": buckets,
         # A limit of time is another number of updates on each machine.
@@ -58,7 +60,12 @@ def facts(record: Record) -> dict[str, Any]:
 def differing(fact: str, one: Any, other: Any) -> str:
     """Two values of a fact, of mappings only the first key that differs."""
     if isinstance(one, dict):
-        key = next(key for key in sorted(one | other) if one.get(key) != other.get(key))
+        sides = (one, other)
+        key = next(
+            key
+            for key in sorted(one | other)
+            if len({repr(side.get(key, ...)) for side in sides}) > 1
+        )
         return f"{key} is {one.get(key, 'not set')}, there {other.get(key, 'not set')}"
     if isinstance(one, list):
         one, other = next(

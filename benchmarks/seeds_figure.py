@@ -4,15 +4,14 @@
 
 ``RECIPE-curves.png``: validation loss by update, a line for each run. ``RECIPE-lengths.png``: BLEU
 by the length of the source, for each encoding the mean over seeds, and a bar from the least to the
-largest. DIR is ``docs/`` unless named. They are made from ``results/RECIPE-ENCODING-seedN.json``
-(``scripts/table.sh``).
+largest. DIR is that of the results unless named. They are made from
+``results/RECIPE-ENCODING-seedN.json`` (``scripts/table.sh``).
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import ROOT
 from benchmarks.encodings import SOURCES
 from benchmarks.seeds import Run, Runs, read
 from benchmarks.seeds_table import parser
@@ -73,7 +72,8 @@ def by_length(some: Sequence[Run]) -> list[tuple[float, float, float] | None]:
 def draw_lengths(runs: Runs) -> Any:
     """Buckets without a sentence are left out; encodings stand beside each other in a bucket."""
     figure, axes = blank(4)
-    buckets = next(iter(runs.values()))[0].record["buckets"]
+    first = next(iter(runs.values()))[0]
+    buckets = first.record["buckets"]
     shown = [index for index, bucket in enumerate(buckets) if bucket["sentences"]]
     for number, (encoding, some) in enumerate(runs.items()):
         values = by_length(some)
@@ -98,15 +98,17 @@ def draw_lengths(runs: Runs) -> Any:
     ]
     axes.set_xticks(range(len(shown)), names)
     axes.set_xlabel(f"words of the {buckets[0]['by']} (sentences)")
-    axes.set_ylabel("sacreBLEU")
+    signature = next(s["signature"] for s in first.record["scores"] if s["name"] == "sacreBLEU")
+    axes.set_ylabel("sacreBLEU" + (", case ignored" if "case:lc" in signature else ""))
     add_legend(axes)
     return figure
 
 
 def main() -> None:
     made = parser("seeds_figure")
-    made.add_argument("--output", type=Path, default=ROOT / "docs", metavar="DIR")
+    made.add_argument("--output", type=Path, metavar="DIR")
     arguments = made.parse_intermixed_args()
+    output = arguments.output or arguments.results
     runs = read(arguments.results, arguments.recipe)
     if not runs:
         raise UserError(
@@ -122,7 +124,7 @@ def main() -> None:
                 f"{arguments.results}: a {arguments.recipe}-*.json was not written by its script: "
                 f"{error!r}"
             ) from None
-        with replacing(arguments.output / f"{arguments.recipe}-{name}.png") as file:
+        with replacing(output / f"{arguments.recipe}-{name}.png") as file:
             save(figure, file, COLOURS_OF_THE_FILE)
 
 

@@ -1,9 +1,10 @@
 """The table of a recipe with several position encodings and seeds, made from results/ alone.
 
-    python -m benchmarks.seeds_table RECIPE [--results DIR] [PAGE]
+    python -m benchmarks.seeds_table RECIPE [--results DIR] [--output FILE | PAGE]
 
-Without PAGE it is printed. It is made from ``results/RECIPE-ENCODING-seedN.json``
-(``scripts/table.sh``); what is not there is "not run". Its place in a page: between the marks
+Without PAGE or FILE, which holds the table alone, it is printed. It is made from
+``results/RECIPE-ENCODING-seedN.json`` (``scripts/table.sh``); what is not there is "not run". Its
+place in a page: between the marks
 ``<!-- RECIPE: begin -->`` and ``<!-- RECIPE: end -->``.
 """
 
@@ -19,6 +20,7 @@ from benchmarks.encodings_table import NOT_RUN, same
 from benchmarks.seeds import Run, Runs, read
 from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.evaluation.seeds import LEAST, Comparison, summary, welch
+from rope_fairseq.files import replacing
 
 RESULTS = ROOT / "results"
 BASELINE = SINUSOIDAL
@@ -175,20 +177,24 @@ def render(recipe: str, runs: Runs, folder: Path) -> str:
     return "\n".join(lines).strip()
 
 
-def show(recipe: str, results: Path, page: Path | None) -> None:
-    """Write the table into a page, or print it where there is none.
+def show(recipe: str, results: Path, page: Path | None, output: Path | None = None) -> None:
+    """Write the table into a page or a file of its own, or print it where there is none.
 
     Raises:
         UserError: a result is not what it should be, or the page has no marks.
     """
     runs = read(results, recipe)
     try:
-        text = render(recipe, runs, (page.parent if page else Path()).resolve())
+        place = page or output
+        text = render(recipe, runs, (place.parent if place else Path()).resolve())
     except (LookupError, TypeError, AttributeError, StopIteration, ValueError) as error:
         raise UserError(
             f"{results}: a {recipe}-*.json was not written by its script: {error!r}"
         ) from None
-    if page is None:
+    if output is not None:
+        with replacing(output) as file:
+            file.write(f"{text}\n".encode())
+    elif page is None:
         print(text)
     else:
         table.write(page, recipe, text)
@@ -205,10 +211,13 @@ def parser(program: str) -> Parser:
 def main() -> None:
     made = parser("seeds_table")
     made.add_argument("page", type=Path, nargs="?", help="with the marks of the recipe")
+    made.add_argument("--output", type=Path, metavar="FILE")
     arguments = made.parse_intermixed_args()
     if not arguments.results.is_dir():
         raise UserError(f"--results {arguments.results}: no such folder")
-    show(arguments.recipe, arguments.results.resolve(), arguments.page)
+    if arguments.page is not None and arguments.output is not None:
+        raise UserError(f"--output {arguments.output}: not together with {arguments.page}")
+    show(arguments.recipe, arguments.results.resolve(), arguments.page, arguments.output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rope_fairseq.precision import full_matmul_precision
+from rope_fairseq.precision import full_matmul_precision, products_are_changed
 from rope_fairseq.remembered import remembered
 
 
@@ -102,7 +102,11 @@ def attend(
 
 
 class _AttendInFullPrecision(torch.autograd.Function):
-    """``scaled_dot_product_attention`` with :func:`full_matmul_precision`, backward too."""
+    """``scaled_dot_product_attention`` with :func:`full_matmul_precision`, backward too.
+
+    What backward needs is held until the loss is deleted, not until backward has run. There is no
+    second derivative.
+    """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
@@ -122,7 +126,7 @@ class _AttendInFullPrecision(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         wanted = [value for value, n in zip(ctx.inputs, ctx.needs_input_grad, strict=True) if n]
         with full_matmul_precision():
-            # The graph goes with ctx, as saved tensors would.
+            # Kept, as the caller may keep the graph around it.
             grads = iter(torch.autograd.grad(ctx.out, wanted, grad, retain_graph=True))
         return tuple(next(grads) if needed else None for needed in ctx.needs_input_grad)
 
@@ -138,7 +142,7 @@ def _attend_fused(
 ) -> Tensor:
     """``scaled_dot_product_attention``, on a CPU always in full precision: its products there are
     as small as a sentence, and setting up a lower precision takes ten times as long as they do."""
-    if query.device.type != "cpu" or torch.get_float32_matmul_precision() == "highest":
+    if query.device.type != "cpu" or not products_are_changed():
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale
         )

@@ -37,17 +37,41 @@ def computing_in(compute_dtype: str, x: Tensor) -> AbstractContextManager[object
     return nullcontext()
 
 
-def keep_products() -> None:
-    """Have oneDNN keep the set-up of more products; no effect once it has begun to keep them."""
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_PRODUCTS))
+_before: str | None = None
+"""What the process had before a model began to train with another precision; None: none does."""
+
+
+def train_with(precision: str) -> None:
+    """Set the precision of products of float32 matrices, which torch has for the whole process."""
+    global _before
+    if _before is None:
+        _before = torch.get_float32_matmul_precision()
+        # Read when oneDNN keeps its first product; no effect afterwards.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(_KEPT_PRODUCTS))
+    torch.set_float32_matmul_precision(precision)
+
+
+def train_no_more() -> None:
+    """Restore what was before :func:`train_with`."""
+    global _before
+    if _before is not None:
+        torch.set_float32_matmul_precision(_before)
+        _before = None
+
+
+def products_are_changed() -> bool:
+    """Whether :func:`train_with` has set the precision. Asking torch itself fails where a program
+    has used its newer switches, and cannot be compiled."""
+    return _before is not None
 
 
 @contextmanager
 def full_matmul_precision() -> Iterator[None]:
-    """Products of float32 matrices in float32, for the whole process, whatever was set before."""
-    before = torch.get_float32_matmul_precision()
+    """Products of float32 matrices in float32, for the whole process, between
+    :func:`train_with` and :func:`train_no_more`."""
+    now = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(now)

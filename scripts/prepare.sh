@@ -26,9 +26,9 @@ for lang in "$RECIPE_SOURCE_LANG" "$RECIPE_TARGET_LANG"; do
 done
 model=("$WORK/text/$RECIPE_BPE_MODEL" "$WORK/text/text.json")
 if [[ $RECIPE_MERGES ]]; then
-    size=merges=$RECIPE_MERGES
+    size=(merges "$RECIPE_MERGES")
 else
-    size=vocab_size=$RECIPE_VOCAB_SIZE
+    size=(vocab_size "$RECIPE_VOCAB_SIZE")
 fi
 langs=(--source-lang "$RECIPE_SOURCE_LANG" --target-lang "$RECIPE_TARGET_LANG")
 
@@ -61,9 +61,9 @@ run_step clean --input "${data[@]}" --option "rules=${RECIPE_CLEAN[*]}" "langs=$
     --output "${tokens[@]}" "$WORK/tok/words.tsv" "$WORK/tok/text.json" "$WORK/tok/cleaning.json" \
     -- tool corpus clean --data "$WORK/data" --output "$WORK/tok" "${langs[@]}" "${RECIPE_CLEAN[@]}"
 
-run_step bpe --input "$WORK/tok/words.tsv" "$WORK/tok/text.json" --option "$size" \
+run_step bpe --input "$WORK/tok/words.tsv" "$WORK/tok/text.json" --option "${size[0]}=${size[1]}" \
     --output "${model[@]}" \
-    -- tool corpus bpe --tokens "$WORK/tok" --output "$WORK/text" "--${size//_/-}"
+    -- tool corpus bpe --tokens "$WORK/tok" --output "$WORK/text" "--${size[0]//_/-}" "${size[1]}"
 
 run_step encode --input "${tokens[@]}" "$WORK/tok/text.json" "${model[@]}" --output "${pieces[@]}" \
     -- tool corpus encode --tokens "$WORK/tok" --model "$WORK/text" --output "$WORK/text"

@@ -29,9 +29,12 @@ run_script average
 run_script score
 [[ -z ${DRY_RUN:-} ]] || exit 0
 
+# Like beside like: where tokens are translated, the source and the reference are tokens too.
+test=$WORK/data/test
+[[ $RECIPE_SCORED != prepared ]] || test=$WORK/tok/test
 printf '\nSample translations, of all in %s\n' "$WORK/test.hyp.$RECIPE_TARGET_LANG"
-tool evaluation.samples --src "$WORK/data/test.$RECIPE_SOURCE_LANG" \
-    --ref "$WORK/data/test.$RECIPE_TARGET_LANG" --hyp "$WORK/test.hyp.$RECIPE_TARGET_LANG"
+tool evaluation.samples --src "$test.$RECIPE_SOURCE_LANG" \
+    --ref "$test.$RECIPE_TARGET_LANG" --hyp "$WORK/test.hyp.$RECIPE_TARGET_LANG"
 printf '\nAveraged checkpoint  %s\n' "$WORK/model/averaged.pt"
 printf 'Time of this run     %s\n' "$times"
 printf 'Translate more       scripts/translate.sh %s FILE\n' "$WORK/model"

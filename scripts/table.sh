@@ -5,13 +5,12 @@
 # in DIR/ENCODING-seedN (default exp/RECIPE-table), with the overrides model.position_encoding and
 # common.seed. What came out is results/RECIPE-ENCODING-seedN.json. Default: rope and sinusoidal, seeds
 # 1, 2 and 3. The corpus is prepared once, in DIR/data; each run gets a copy. Killed and started again
-# it goes on. Afterwards:
-#   python -m benchmarks.seeds_table RECIPE README.md
-#   python -m benchmarks.seeds_figure RECIPE
+# it goes on. Last, all results of the recipe make results/RECIPE.md, the table, and the figures
+# RECIPE-curves.png and RECIPE-lengths.png.
 #
 # Results add up over machines and days: a run whose result is there is not made again, also where its
-# work folder is gone. A result of another run (other recipe, data, config or overrides) is an error, or
-# with --force made anew.
+# work folder is gone. A result of another run (other recipe, data, config or overrides) is an error
+# before anything is trained; with --force such a run is made anew, and no other.
 
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -21,10 +20,11 @@ take_options "encodings seeds work results" "$@"
 for argument in "${OTHERS[@]}"; do
     case $argument in
         --force) force=1 ;;
-        --dry-run | --nodes* | --node-rank* | --master*)
+        # With other batches runs could not stand in one table.
+        --dry-run | --max-tokens* | --nodes* | --node-rank* | --master*)
             die "unknown argument $argument; usage: $(usage | head -n 1)" ;;
-        model.position_encoding=* | +model.position_encoding=*) die "override $argument: say --encodings NAME" ;;
-        common.seed=* | +common.seed=*) die "override $argument: say --seeds N" ;;
+        *model.position_encoding=*) die "override $argument: say --encodings NAME" ;;
+        *common.seed=*) die "override $argument: say --seeds N" ;;
         *) others+=("$argument") ;;
     esac
 done
@@ -80,21 +80,43 @@ copy_data() (
 )
 
 "$ROOT/scripts/prepare.sh" "$recipe" --work "$data" "${RECIPE_ARGS[@]}" "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"
+
+# is_known RESULT NAME SEED: whether it is the result of the run that would be made; says what differs.
+is_known() {
+    tool evaluation.known_run "$recipe" --result "$1" --data "$data/data.json" \
+        --config "$ROOT/configs/$RECIPE_CONFIG.yaml" \
+        --option "${options[@]}" "model.position_encoding=$2" "common.seed=$3" \
+        --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY"
+}
+
+# A result that cannot stay should not show after days of training.
+declare -A known=()
 for seed in "${seeds[@]}"; do
     for name in "${NAMES[@]}"; do
         result=$results/$recipe-$name-seed$seed.json
-        own=("model.position_encoding=$name" "common.seed=$seed")
-        if [[ -e $result && ! $force ]]; then
-            tool evaluation.known_run "$recipe" --result "$result" --data "$data/data.json" \
-                --config "$ROOT/configs/$RECIPE_CONFIG.yaml" --option "${options[@]}" "${own[@]}" \
-                --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY"
+        [[ -e $result ]] || continue
+        if is_known "$result" "$name" "$seed"; then
+            known[$name-seed$seed]=1
+        elif [[ ! $force ]]; then
+            exit 2
+        fi
+    done
+done
+for seed in "${seeds[@]}"; do
+    for name in "${NAMES[@]}"; do
+        result=$results/$recipe-$name-seed$seed.json
+        if [[ ${known[$name-seed$seed]:-} ]]; then
             echo "table: $name, seed $seed: up to date ($result)"
             continue
         fi
         echo "table: $name, seed $seed"
         folder=$work/$name-seed$seed
         copy_data "$folder"
-        "$ROOT/scripts/reproduce.sh" "${others[@]}" --work "$folder" "${own[@]}"
+        "$ROOT/scripts/reproduce.sh" "${others[@]}" --work "$folder" \
+            "model.position_encoding=$name" "common.seed=$seed"
         tool evaluation.run_record --work "$folder" --output "$result"
     done
 done
+"$PYTHON" -m benchmarks.seeds_table "$recipe" --results "$results" --output "$results/$recipe.md"
+cat "$results/$recipe.md"
+"$PYTHON" -m benchmarks.seeds_figure "$recipe" --results "$results"

@@ -15,6 +15,7 @@ from rope_fairseq.position import (
     Side,
     build_position_encoding,
 )
+from rope_fairseq.precision import train_no_more, train_with
 from rope_fairseq.projection import is_plain_linear
 from rope_fairseq.rotary import RotarySpec, Rotation
 from tests.rotations import rotate
@@ -389,11 +390,11 @@ def test_attention_is_in_full_precision_whatever_that_of_other_products(causal, 
     options = {"causal": causal, "bias": bias}
     options["key_padding_mask"] = padding([9, 5, 2], 9) if padded else None
     grad = torch.randn(shape)
-    before = torch.get_float32_matmul_precision()
     results = []
     try:
         for precision in ("highest", "medium"):
-            torch.set_float32_matmul_precision(precision)
+            if precision != "highest":
+                train_with(precision)
             out = attend(*inputs, **options)
             assert torch.get_float32_matmul_precision() == precision
             # Twice: the graph is kept where the caller keeps it.
@@ -403,6 +404,18 @@ def test_attention_is_in_full_precision_whatever_that_of_other_products(causal, 
                 results[-1].append(attend(*inputs, **options))
             assert torch.get_float32_matmul_precision() == precision
     finally:
-        torch.set_float32_matmul_precision(before)
+        train_no_more()
     for exact, mine in zip(*results, strict=True):
         assert torch.equal(exact, mine)
+
+
+def test_it_can_be_compiled_and_used_beside_torchs_newer_switches_of_precision():
+    query = torch.randn(2, HEADS, 5, DIM)
+    explained = torch._dynamo.explain(lambda x: attend(x, x, x))(query)
+    assert explained.graph_break_count == 0
+    before = torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    try:
+        attend(query, query, query)
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = before

@@ -10,7 +10,7 @@ import yaml
 from fairseq import checkpoint_utils
 
 from benchmarks.extrapolation import SCALINGS, SYSTEMS
-from rope_fairseq.evaluation import lengths
+from rope_fairseq.evaluation import lengths, run_record
 from rope_fairseq.position.rope import RotaryPositionEncoding
 from tests.tiny import ROOT, call, run, scripts
 from tests.toy import kill_at, toy_project
@@ -34,7 +34,7 @@ def project(tmp_path_factory) -> Path:
     return folder
 
 
-def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project, capsys):
+def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project, capsys, monkeypatch):
     script, results = project / "scripts" / "extrapolate.sh", project / "results"
     words = (*TRAIN, "--encodings", "alibi,rope", "--updates", "6")
     kill_at("^translate-ntk: running", script, *words, env=scripts())
@@ -89,6 +89,7 @@ def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project, capsys):
         assert max(part.target_extra for part in rotations) == (8 if scaling == "dynamic" else 50)
 
     # What is no longer what the step wrote is no result.
+    monkeypatch.setattr(run_record, "ROOT", project)
     with open(work / "test.hyp.rope-ntk.de", "a") as file:
         file.write("more\n")
     empty = project / "empty"

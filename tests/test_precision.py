@@ -7,6 +7,7 @@ from omegaconf import OmegaConf
 
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.rope_transformer import RopeTransformerModel
+from rope_fairseq.precision import train_no_more
 from tests.conftest import TinyTask, build_small
 from tests.tiny import ROOT, fairseq
 
@@ -111,14 +112,17 @@ def gradients(model) -> dict[str, torch.Tensor]:
 def precision():
     before = torch.get_float32_matmul_precision()
     yield torch.get_float32_matmul_precision
+    train_no_more()
     torch.set_float32_matmul_precision(before)
 
 
 def test_the_precision_of_products_is_the_options_while_the_model_trains(precision):
     model = build_small(train_matmul_precision="medium")
-    assert model.train() is model and precision() == "medium"
-    assert model.eval() is model and precision() == "highest"
     torch.set_float32_matmul_precision("high")
+    assert model.eval() is model and precision() == "high"
+    for _ in range(2):
+        assert model.train() is model and precision() == "medium"
+    assert model.eval() is model and precision() == "high"
     other = build_small()
     other.train().eval()
     assert precision() == "high"
@@ -128,6 +132,7 @@ def test_training_with_rounded_products_is_near_training_without(precision):
     model = build_small(train_matmul_precision="medium", position_encoding="t5")
     exact = gradients(model.eval())
     rounded = gradients(model.train())
+    model.eval()
     assert all(value.dtype == torch.float32 for value in rounded.values())
     for name, value in exact.items():
         if value.abs().max() > 1e-3:

@@ -22,6 +22,7 @@ RUNS = ["rope-seed1", "sinusoidal-seed1"]
 def project(tmp_path_factory) -> Path:
     """A toy whose runs end by patience: the learning rate is too high to go on falling."""
     folder = toy_project(tmp_path_factory.mktemp("project"), "toy")
+    shutil.copytree(ROOT / "benchmarks", folder / "benchmarks")
     file = folder / "configs" / "toy.yaml"
     config = yaml.safe_load(file.read_text())
     config["optimization"] |= {"stop_time_hours": 0, "lr": [0.05], "max_update": 200}
@@ -42,7 +43,8 @@ def tables(done: subprocess.CompletedProcess) -> list[str]:
 
 def results(folder: Path) -> dict[str, dict]:
     return {
-        path.stem.removeprefix("toy-"): json.loads(path.read_text()) for path in folder.iterdir()
+        path.stem.removeprefix("toy-"): json.loads(path.read_text())
+        for path in folder.glob("*.json")
     }
 
 
@@ -60,6 +62,10 @@ def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project):
     assert ran == ["train", "average", "translate", "score"] * 2
     found = results(project / "results")
     assert sorted(found) == sorted(RUNS)
+    table = (project / "results" / "toy.md").read_text()
+    assert table in done.stdout and table.count("](toy-") == len(RUNS)
+    for figure in ("curves", "lengths"):
+        assert (project / "results" / f"toy-{figure}.png").stat().st_size > 1000
     assert tables(done) == ["rope, seed 1", "sinusoidal, seed 1"]
     for name, record in found.items():
         assert f"{record['position_encoding']}-seed{record['seed']}" == name
@@ -98,7 +104,7 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         record["seed"], record["options"]["common.seed"] = 7, "7"
         path = kept / f"toy-{name.replace('seed1', 'seed7')}.json"
         path.write_text(json.dumps(record | {"hardware": "another", "commit": "another"}))
-    before = {path: path.read_bytes() for path in kept.iterdir()}
+    before = {path: path.read_bytes() for path in kept.glob("*.json")}
     again = table_sh(project, "--encodings", "sinusoidal,rope", "--seeds", "7,1")
     assert again.returncode == 0 and ": running (" not in again.stdout
     assert tables(again) == [
@@ -114,7 +120,7 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         f"error: {kept}/toy-rope-seed1.json: of another run: model.dropout was 0.1, is 0; "
         "remove it or say --force\n"
     )
-    assert {path: path.read_bytes() for path in kept.iterdir()} == before
+    assert {path: path.read_bytes() for path in kept.glob("*.json")} == before
 
     # What it would run, and how it gets its data.
     stub = project / "scripts" / "reproduce.sh"
@@ -138,7 +144,7 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         # As if it had been killed while copying.
         (folder / "text" / "train.en").write_bytes(whole[:9])
         (folder / "manifests" / "sign.json").unlink()
-    assert {path: path.read_bytes() for path in kept.iterdir()} == before
+    assert {path: path.read_bytes() for path in kept.glob("*.json")} == before
 
 
 @pytest.mark.parametrize(
@@ -150,6 +156,8 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         (["demo", "--seeds="], "--seeds needs a value"),
         (["demo", "--seeds", "01"], "--seed 01: must be a whole number"),
         (["demo", "common.seed=4"], "override common.seed=4: say --seeds N"),
+        (["demo", "++common.seed=4"], "override ++common.seed=4: say --seeds N"),
+        (["demo", "--max-tokens", "9"], "unknown argument --max-tokens; usage: table.sh RECIPE"),
         (["demo", "model.position_encoding=t5"], "position_encoding=t5: say --encodings NAME"),
         (["demo", "--nodes", "2"], "unknown argument --nodes; usage: table.sh RECIPE"),
         (["demo", "--epochs"], "unknown argument --epochs; an override is KEY=VALUE"),
@@ -193,6 +201,7 @@ def kept() -> dict:
         ({"config": CONFIG | {"common.seed": 5}}, None),
         ({"config": CONFIG | {"common.seed": 1}, "options": {"model.dropout": "0.1"}}, None),
         ({"options": OPTIONS | {"optimization.lr": "[0.5]", "task.source_lang": "'en'"}}, None),
+        ({"options": OPTIONS | {"optimization.lr": "[5e-1]"}}, None),
         (
             {"data": SIGNATURE.replace("0123", "4567")},
             "its data was corpus:toy|pairs:3+1+1|sha256:",

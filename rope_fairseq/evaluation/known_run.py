@@ -9,6 +9,7 @@ average. Another run is refused, in one line that says what differs. Versions, c
 may differ: the record names them.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import yaml
 
 from rope_fairseq.corpus.signature import read_record
 from rope_fairseq.errors import Parser, UserError, run_main
-from rope_fairseq.schedule import read_config
+from rope_fairseq.schedule import MAX_TOKENS, UPDATE_FREQ, read_config
 
 
 def content(signature: str) -> str:
@@ -31,11 +32,28 @@ def settings(record: Mapping[str, Any]) -> dict[str, Any]:
     """What a training ran with, key → value: its config, and in its place what its options say."""
     values = dict(record["config"])
     for key, text in record["options"].items():
-        try:
-            values[key.lstrip("+")] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            values[key.lstrip("+")] = text  # Hydra's grammar is not YAML's
+        values[key.lstrip("+")] = value_of(text)
+    # How many devices share the tokens of an update decides these; the record has them as `batch`.
+    for key in (MAX_TOKENS, UPDATE_FREQ):
+        values.pop(key, None)
     return values
+
+
+def value_of(text: str) -> Any:
+    """The value of an override, as a config has it: Hydra reads 5e-3 as a number, YAML 1.1 not."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text  # Hydra's grammar is not YAML's
+    return _numbers(value)
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_numbers(item) for item in value]
+    if isinstance(value, str) and re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+", value):
+        return float(value)
+    return value
 
 
 def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None:
@@ -78,7 +96,10 @@ def main() -> None:
         "config": read_config(arguments.config, []),
         "average": _mapping(arguments.average),
     }
-    found = difference(read_record(arguments.result), wanted)
+    try:
+        found = difference(read_record(arguments.result), wanted)
+    except (LookupError, TypeError, AttributeError):
+        raise UserError(f"{arguments.result}: not written by scripts/table.sh") from None
     if found is not None:
         raise UserError(f"{arguments.result}: of another run: {found}; remove it or say --force")
 

@@ -11,14 +11,10 @@ model with other options (``model_overrides``) at test time. Seeds other than 1 
 """
 
 import json
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from rope_fairseq.checkpoint import load_checkpoint, options
 from rope_fairseq.corpus.signature import read_record
@@ -28,6 +24,7 @@ from rope_fairseq.evaluation.buckets import bleu_by_lengths
 from rope_fairseq.evaluation.metrics import all_scores
 from rope_fairseq.evaluation.read import read_beside, read_references, read_translation
 from rope_fairseq.files import replacing
+from rope_fairseq.hardware import describe
 from rope_fairseq.manifest import check_current, describe_file
 from rope_fairseq.text import Text
 
@@ -60,18 +57,6 @@ def scaled_translation(work: Path, scaling: str, name: str) -> str:
             f"{work / name}: not what the step translate-{scaling} wrote; run its script again"
         )
     return step["options"]["model_overrides"]
-
-
-def hardware() -> str:
-    """This machine: GPU, processor and number of cores."""
-    names = [torch.cuda.get_device_name()] if torch.cuda.is_available() else []
-    processor = platform.processor() or platform.machine()
-    if (cpuinfo := Path("/proc/cpuinfo")).is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                processor = line.partition(":")[2].strip()
-                break
-    return ", ".join([*names, processor, f"{os.cpu_count()} cores"])
 
 
 def make(work: Path, run: Mapping[str, Any], scaling: str | None = None) -> dict[str, Any]:
@@ -121,7 +106,7 @@ def make(work: Path, run: Mapping[str, Any], scaling: str | None = None) -> dict
         "trained_source_tokens": longest,
         "buckets": [{name: bucket[name] for name in BUCKET} for bucket in buckets],
         "longer_left_out": longer["sentences"],
-        "hardware": run.get("hardware") or hardware(),
+        "hardware": run.get("hardware") or run_record.hardware_line(json.dumps(describe())),
     }
 
 

@@ -178,7 +178,7 @@ def scores_of_tokens(
         language: the target language's code.
         lowercase: whether the scores on detokenized text ignore case.
     """
-    kind = "both sides' tokens as they are in the files"
+    kind = f"tokens of the corpus{', lower-cased' if lowercase else ''}, as the model has them"
     return [
         sacre_bleu(texts, raw_references, language, lowercase),
         *_both_token_bleus(hypotheses, references, kind),

@@ -26,12 +26,14 @@ from rope_fairseq.evaluation.report import Report, read_report
 from rope_fairseq.files import replacing
 from rope_fairseq.lines import read_lines
 from rope_fairseq.manifest import ROOT, check_current, describe_file
-from rope_fairseq.schedule import read_config
+from rope_fairseq.schedule import MAX_TOKENS, UPDATE_FREQ, read_config
 
 # Each reads what the one before has written, so that all are of one run.
 STEPS = ("train", "average", "translate", "score")
 LAST, SCORES = "checkpoints/checkpoint_last.pt", "scores.json"
 SCORE = ("name", "value", "kind", "signature")
+# Which of the batches of an update each device takes, of at most how many tokens.
+BATCH = (MAX_TOKENS, UPDATE_FREQ)
 # Options of the step train that are no changes of the config.
 NO_OVERRIDES = ("tokens_per_update", "task.source_lang", "task.target_lang")
 
@@ -186,6 +188,7 @@ def make(work: Path) -> dict[str, Any]:
     except KeyError as error:
         raise UserError(f"{work}: not a run of reproduce.sh: it says no {error}") from None
     log = read_log(work / "logs" / "train.log")
+    batch = {key: options(state, key.split(".")[0])[key.split(".")[1]] for key in BATCH}
     record = {
         "name": f"{recipe}, {encoding}",
         "recipe": recipe,
@@ -203,10 +206,11 @@ def make(work: Path) -> dict[str, Any]:
         "options": training["options"],
         "config": config_values(training),
         "average": averaging["options"],
+        "batch": batch,
     }
     # The clock that goes on after an interruption: what was trained twice counts once.
     clock = (last.get("extra_state") or {}).get("previous_training_time")
-    if "training_seconds" not in log and clock is not None:
+    if clock is not None:
         log["training_seconds"] = round(clock, 1)
     return record | log | {"versions": training["versions"]}
 

@@ -68,8 +68,9 @@ def welch(system: Sequence[float], baseline: Sequence[float]) -> Comparison | No
     assert a.std is not None and b.std is not None
     difference = a.mean - b.mean
     pooled = math.sqrt(((a.n - 1) * a.std**2 + (b.n - 1) * b.std**2) / (a.n + b.n - 2))
-    if pooled == 0:
-        return Comparison(difference, difference, difference, float(difference == 0), None)
+    if pooled <= 1e-9 * max(map(abs, (*system, *baseline))):  # not more than rounding
+        equal = abs(difference) <= 1e-9 * abs(b.mean)
+        return Comparison(difference, difference, difference, float(equal), None)
     # Half a second, which those who only summarise need not wait.
     from scipy.stats import ttest_ind
 

@@ -119,7 +119,7 @@ OWN_FIELDS: tuple[tuple[str, Any, Any, str], ...] = (
         None,
         "torch.set_float32_matmul_precision while the model trains; one of "
         f"{', '.join(MATMUL_PRECISIONS)}; default: what the process has. On a CPU with AMX or "
-        "AVX512-BF16, medium multiplies in bfloat16; all else, translation too, stays in float32",
+        "AVX512-BF16, medium multiplies in bfloat16, but in the fused attention kernel",
     ),
 )
 

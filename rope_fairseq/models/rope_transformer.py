@@ -5,7 +5,6 @@ import logging
 from dataclasses import fields
 from typing import Any
 
-import torch
 from fairseq.checkpoint_utils import prune_state_dict
 from fairseq.dataclass.utils import (
     convert_namespace_to_omegaconf,
@@ -28,7 +27,8 @@ from rope_fairseq.precision import (
     BF16_MEANS_TPU,
     COMPUTE_DTYPES,
     MATMUL_PRECISIONS,
-    keep_products,
+    train_no_more,
+    train_with,
 )
 
 logger = logging.getLogger(__name__)
@@ -52,9 +52,12 @@ class RopeTransformerModel(TransformerModelBase):
 
     def train(self, mode: bool = True) -> "RopeTransformerModel":
         """As in torch; the precision of products, which torch has for the whole process, is that
-        of the option while the model trains, and full while it does not."""
+        of the option while the model trains, and then what it was before."""
         if self.train_matmul_precision is not None:
-            torch.set_float32_matmul_precision(self.train_matmul_precision if mode else "highest")
+            if mode:
+                train_with(self.train_matmul_precision)
+            else:
+                train_no_more()
         return super().train(mode)
 
     @classmethod
@@ -86,8 +89,6 @@ class RopeTransformerModel(TransformerModelBase):
         nested.position_options = position
         nested.attention_kind = kind
         nested.compute_dtype = options.compute_dtype
-        if options.train_matmul_precision is not None:
-            keep_products()
         model = super().build_model(nested, task)
         # The criterion fused_label_smoothed_cross_entropy computes in it too.
         model.compute_dtype = options.compute_dtype
