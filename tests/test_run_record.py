@@ -56,6 +56,8 @@ def checkpoint(updates: int, **extra_state) -> dict:
         "cfg": {
             "common": {"seed": 7},
             "model": {"_name": "rope_transformer", "position_encoding": "t5"},
+            "dataset": {"max_tokens": 1024},
+            "optimization": {"update_freq": [2]},
         },
         "optimizer_history": [{"num_updates": updates}],
         "extra_state": extra_state,
@@ -117,6 +119,7 @@ def test_all_of_it_comes_from_the_work_folder(work, tmp_path, capsys):
         "options": OPTIONS,
         "config": {},
         "average": {"last": "5", "by": "update"},
+        "batch": {"dataset.max_tokens": 1024, "optimization.update_freq": [2]},
         "commit": "abc1234",
         "hardware": HARDWARE,
         "validation_loss": [[10, 8.983], [20, 7.5]],

@@ -354,7 +354,7 @@ def test_tokens_are_scored_as_they_are_and_their_text_without_case(token_files, 
     ):
         assert (score.value, score.signature) == (said["score"], said["signature"])
     assert "case:lc" in bleu.signature and "case:lc" in chrf.signature
-    assert "case ignored" in bleu.kind and "tokens as they are" in tokenized.kind
+    assert "case ignored" in bleu.kind and "tokens of the corpus, lower-cased" in tokenized.kind
     assert len({score.value for score in (bleu, tokenized, split, chrf)}) == 4
     # All that is wrong with the text is its words, not its case.
     bucket = read_report(scores_file).buckets[0]

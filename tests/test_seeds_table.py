@@ -54,6 +54,7 @@ def made(encoding: str, seed: int, value: float, **changes) -> dict:
         },
         "config": {"model.position_encoding": "rope", "common.seed": 1, "model.dropout": 0.3},
         "average": {"last": "10", "by": "epoch"},
+        "batch": {"dataset.max_tokens": 4096, "optimization.update_freq": [seed]},
         "commit": "abc",
         "hardware": "Abacus, 2 cores",
         "validation_loss": [[300, 9.0], [3500, 5.5], [7000, 4.125 + seed / 8]],
@@ -160,6 +161,7 @@ SCORES = made("rope", 1, 5.0)["scores"]
         ({"options": {"tokens_per_update": "8192", "x.y": "1"}}, "x.y is 1, there not set"),
         ({"config": {"model.dropout": 0.1}}, "model.dropout is 0.1, there 0.3"),
         ({"average": {"last": "5", "by": "epoch"}}, "last is 5, there 10"),
+        ({"batch": {"dataset.max_tokens": 2048}}, "tokens of a batch: 2048, there 4096"),
         ({"scores": SCORES[:2]}, "scores: "),
         (
             {"scores": [{**SCORES[0], "signature": "other"}, *SCORES[1:]]},

@@ -32,8 +32,6 @@ from rope_fairseq.schedule import MAX_TOKENS, UPDATE_FREQ, read_config
 STEPS = ("train", "average", "translate", "score")
 LAST, SCORES = "checkpoints/checkpoint_last.pt", "scores.json"
 SCORE = ("name", "value", "kind", "signature")
-# Which of the batches of an update each device takes, of at most how many tokens.
-BATCH = (MAX_TOKENS, UPDATE_FREQ)
 # Options of the step train that are no changes of the config.
 NO_OVERRIDES = ("tokens_per_update", "task.source_lang", "task.target_lang")
 
@@ -188,7 +186,9 @@ def make(work: Path) -> dict[str, Any]:
     except KeyError as error:
         raise UserError(f"{work}: not a run of reproduce.sh: it says no {error}") from None
     log = read_log(work / "logs" / "train.log")
-    batch = {key: options(state, key.split(".")[0])[key.split(".")[1]] for key in BATCH}
+    # What each device took of an update, which its number decides.
+    groups = {key: key.split(".") for key in (MAX_TOKENS, UPDATE_FREQ)}
+    batch = {key: options(last, group).get(name) for key, (group, name) in groups.items()}
     record = {
         "name": f"{recipe}, {encoding}",
         "recipe": recipe,
