@@ -8,8 +8,9 @@ For each checkpoint and each of some batches of the training data the gradient o
 three times: in full precision, with rounded products and the same dropout, and in full precision
 with another dropout. All numbers are ‖difference‖ / ‖gradient‖ over all parameters: of the rounded
 gradient to the exact one, of the one with the other dropout, and of the exact gradient of each
-batch to the mean of all. Rounding that is small against both is lost in them. With the signed mean
-over batches one sees that rounding errors do not all point one way.
+batch to the mean of all. Rounding that is small against both is lost in them.
+``rounding_of_the_mean`` is ‖mean difference‖ / ‖mean gradient‖: it falls with √batches as far as
+rounding does not always point one way.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from fairseq import checkpoint_utils, utils
 from torch import Tensor
 
 from benchmarks import ROOT, machine
+from rope_fairseq.checkpoint import load_checkpoint
 from rope_fairseq.errors import Parser, run_main
 from rope_fairseq.files import replacing
 
@@ -64,10 +66,11 @@ def measure(checkpoint: Path, data: Path, batches: int) -> dict[str, Any]:
         other = gradient(model, criterion, sample, "highest", seed=batches + number)
         errors.append(rounded - exact[-1])
         dropout.append(other - exact[-1])
+    model.eval()  # what the process had before
     center = mean(exact)
     pairs = list(zip(errors, dropout, exact, strict=True))
     return {
-        "epoch": cfg_epoch(checkpoint),
+        "epoch": epoch_of(checkpoint),
         "rounding": [round(relative(error, g), 5) for error, _, g in pairs],
         "other_dropout": [round(relative(change, g), 5) for _, change, g in pairs],
         "other_batch": [round(relative(g - center, center), 5) for g in exact],
@@ -75,9 +78,8 @@ def measure(checkpoint: Path, data: Path, batches: int) -> dict[str, Any]:
     }
 
 
-def cfg_epoch(checkpoint: Path) -> int:
-    from rope_fairseq.checkpoint import load_checkpoint
-
+def epoch_of(checkpoint: Path) -> int:
+    """The epoch in which training would go on."""
     epoch: int = load_checkpoint(checkpoint)["extra_state"]["train_iterator"]["epoch"]
     return epoch
 
