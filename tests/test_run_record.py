@@ -204,7 +204,7 @@ def test_the_lines_are_those_of_fairseq_and_of_resume():
 def test_the_time_of_an_interrupted_training_is_that_of_its_last_checkpoint(work, tmp_path):
     (work / "logs/train.log").write_text(START + FIRST + LOG)
     assert "training_seconds" not in run_record.make(work)
-    torch.save(checkpoint(22, previous_training_time=34.56), work / run_record.LAST)
+    torch.save(checkpoint(22, previous_training_time=torch.tensor(34.56)), work / run_record.LAST)
     step(work, "train", ["data-bin"], ["checkpoints"], **OPTIONS)
     for name, inputs, outputs in (
         ("average", ["checkpoints/checkpoint_1_20.pt", "manifests/train.json"], ["model"]),

@@ -211,7 +211,7 @@ def make(work: Path) -> dict[str, Any]:
     # The clock that goes on after an interruption: what was trained twice counts once.
     clock = (last.get("extra_state") or {}).get("previous_training_time")
     if clock is not None:
-        log["training_seconds"] = round(clock, 1)
+        log["training_seconds"] = round(float(clock), 1)  # of several devices, a tensor
     return record | log | {"versions": training["versions"]}
 
 
