@@ -578,6 +578,6 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> Non
         *("--lowercase-tokens", "--no-normalize", "--escape"),
     ):
         assert option in clean[0]
-    assert "--merges=10000" in result.stdout
+    assert "--merges 10000" in result.stdout
     assert "--config-name iwslt14 " in result.stdout and "--last 10 --by epoch" in result.stdout
     assert not left(tmp_path)

@@ -352,7 +352,7 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(tmp_path: Path) -> Non
         "--source-lang en --target-lang de --max-tokens 250 --keep-duplicates --lowercase "
         "--escape --tokenized --bpe subword_nmt",
         f"python -m rope_fairseq.corpus bpe --tokens {work}/tok --output {work}/text "
-        "--merges=10000",
+        "--merges 10000",
         f"python -m rope_fairseq.translate {work}/model {work}/data/test.en -o {work}/test.hyp.de "
         "--config configs/multi30k.yaml --tokenized",
     ):
