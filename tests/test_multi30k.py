@@ -22,7 +22,7 @@ from tests.toy import toy_project
 
 multi30k = load("multi30k", "get")
 miniature = load("multi30k", "miniature")
-SHARED = Path("/work/shared/data/multi30k")
+SHARED = ROOT.parent / "shared" / "data" / "multi30k"
 PAIRS = 200
 PARTS = [f"{part}.{lang}" for part in ("train", "valid", "test") for lang in ("en", "de")]
 RAW_TEST = ["raw.test.en", "raw.test.de"]

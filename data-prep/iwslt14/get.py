@@ -22,7 +22,7 @@ import without_fairseq  # noqa: F401
 
 from rope_fairseq.corpus.download import fetch
 from rope_fairseq.corpus.folder import BLOCK, corpus_parser, write_source, writing_corpus
-from rope_fairseq.corpus.mirror import TABLE, downloads_of, table_of
+from rope_fairseq.corpus.mirror import TABLE, add_options, downloads_of, table_of
 from rope_fairseq.corpus.table import Wanted, parse_table
 from rope_fairseq.errors import UserError, run_main
 
@@ -198,19 +198,7 @@ def get(folder: Path, langs: tuple[str, str], base: str, downloads: Path) -> dic
 
 def main() -> None:
     parser = corpus_parser(__doc__.split("\n\n", 1)[1], source="de", target="en")
-    parser.add_argument(
-        "--mirror",
-        default=BASE,
-        metavar="URL_OR_FOLDER",
-        help=f"where {ARCHIVE} is (default {BASE}); with an {TABLE} of its own, other data",
-    )
-    parser.add_argument(
-        "--downloads",
-        type=Path,
-        default=DOWNLOADS,
-        metavar="FOLDER",
-        help="where the archive from a server is kept, 20 MB (default exp/downloads/iwslt14)",
-    )
+    add_options(parser, f"where {ARCHIVE} is", BASE, DOWNLOADS, "20 MB")
     arguments = parser.parse_args()
     langs = (arguments.source_lang, arguments.target_lang)
     if set(langs) != {"en", "de"}:

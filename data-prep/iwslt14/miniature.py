@@ -13,7 +13,6 @@ The text is software documentation (MPL-2.0, see data-prep/demo), not talks. The
 the same bytes (with the same zlib).
 """
 
-import argparse
 import random
 import sys
 from collections.abc import Sequence
@@ -22,8 +21,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import without_fairseq  # noqa: F401
 
-from rope_fairseq.corpus.miniature import Members, plain, read_demo, write_mirror
-from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.corpus.miniature import (
+    Members,
+    make_from_command_line,
+    plain,
+    read_demo,
+    write_mirror,
+)
+from rope_fairseq.errors import UserError, run_main
 
 PAIRS = 2000
 TALK = 20  # lines of a talk
@@ -150,16 +155,7 @@ def make(folder: Path, pairs: int, seed: int) -> None:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="miniature.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"for training (default {PAIRS})")
-    parser.add_argument("--seed", type=int, default=1, help="chooses the pairs (default 1)")
-    arguments = parser.parse_args()
-    make(arguments.folder, arguments.pairs, arguments.seed)
+    make_from_command_line(__doc__, make, PAIRS)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import without_fairseq  # noqa: F401
 
 from rope_fairseq.corpus.download import local_folder, read_small
 from rope_fairseq.corpus.folder import corpus_parser, write_source, writing_corpus
-from rope_fairseq.corpus.mirror import TABLE, downloads_of, table_of
+from rope_fairseq.corpus.mirror import TABLE, add_options, downloads_of, table_of
 from rope_fairseq.corpus.table import Wanted, parse_table
 from rope_fairseq.errors import UserError, run_main
 from rope_fairseq.files import replacing
@@ -164,19 +164,12 @@ def main() -> None:
         default="tok",
         help="tok: lower-cased tokens, as published; raw: the text (default %(default)s)",
     )
-    parser.add_argument(
-        "--mirror",
-        default=BASE,
-        metavar="URL_OR_FOLDER",
-        help="a copy of the repository, or its files in one folder, as they are or as .gz (default "
-        f"{BASE}); with an {TABLE} of its own, other data",
-    )
-    parser.add_argument(
-        "--downloads",
-        type=Path,
-        default=DOWNLOADS,
-        metavar="FOLDER",
-        help="where what comes from a server is kept, 8 MB (default exp/downloads/multi30k)",
+    add_options(
+        parser,
+        "a copy of the repository, or its files in one folder, as they are or as .gz",
+        BASE,
+        DOWNLOADS,
+        "8 MB",
     )
     arguments = parser.parse_args()
     langs = (arguments.source_lang, arguments.target_lang)

@@ -13,7 +13,6 @@ The text is software documentation (MPL-2.0, see data-prep/demo), not captions. 
 give the same text.
 """
 
-import argparse
 import gzip
 import hashlib
 import random
@@ -23,9 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import without_fairseq  # noqa: F401
 
-from rope_fairseq.corpus.miniature import plain, read_demo
+from rope_fairseq.corpus.miniature import make_from_command_line, plain, read_demo
 from rope_fairseq.corpus.mirror import TABLE
-from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.errors import UserError, run_main
 from rope_fairseq.files import replacing
 from rope_fairseq.text import Text
 
@@ -73,16 +72,7 @@ def make(folder: Path, pairs: int, seed: int) -> None:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="miniature.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"for training (default {PAIRS})")
-    parser.add_argument("--seed", type=int, default=1, help="chooses the pairs (default 1)")
-    arguments = parser.parse_args()
-    make(arguments.folder, arguments.pairs, arguments.seed)
+    make_from_command_line(__doc__, make, PAIRS)
 
 
 if __name__ == "__main__":

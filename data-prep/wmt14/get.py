@@ -24,7 +24,7 @@ from rope_fairseq.corpus.folder import (
     write_source,
     writing_corpus,
 )
-from rope_fairseq.corpus.mirror import TABLE, downloads_of, table_of
+from rope_fairseq.corpus.mirror import TABLE, add_options, downloads_of, table_of
 from rope_fairseq.corpus.table import Wanted, parse_table
 from rope_fairseq.corpus.test_sets import TestSet, published_test_set, write_test_set
 from rope_fairseq.errors import UserError, run_main
@@ -165,19 +165,7 @@ def get(folder: Path, langs: tuple[str, str], base: str, downloads: Path) -> dic
 
 def main() -> None:
     parser = corpus_parser(__doc__.split("\n\n", 1)[1], source="en", target="de")
-    parser.add_argument(
-        "--mirror",
-        default=BASE,
-        metavar="URL_OR_FOLDER",
-        help=f"where the archives are (default {BASE}); with an {TABLE} of its own, other data",
-    )
-    parser.add_argument(
-        "--downloads",
-        type=Path,
-        default=DOWNLOADS,
-        metavar="FOLDER",
-        help="where archives from a server are kept, 1.7 GB (default exp/downloads/wmt14)",
-    )
+    add_options(parser, "where the archives are", BASE, DOWNLOADS, "1.7 GB")
     arguments = parser.parse_args()
     langs = (arguments.source_lang, arguments.target_lang)
     if set(langs) != {"en", "de"}:

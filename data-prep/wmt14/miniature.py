@@ -17,7 +17,6 @@ other language pairs hold English on both sides. The same options give the same 
 same zlib).
 """
 
-import argparse
 import random
 import sys
 import unicodedata
@@ -28,8 +27,8 @@ from xml.sax.saxutils import escape
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 import without_fairseq  # noqa: F401
 
-from rope_fairseq.corpus.miniature import plain, read_demo, write_mirror
-from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.corpus.miniature import make_from_command_line, plain, read_demo, write_mirror
+from rope_fairseq.errors import UserError, run_main
 
 PAIRS = 2000
 # The shares of the published parts, roughly: 1.9, 2.4 and 0.2 million pairs.
@@ -148,16 +147,7 @@ def make(folder: Path, pairs: int, seed: int) -> None:
 
 
 def main() -> None:
-    parser = Parser(
-        prog="miniature.py",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--pairs", type=int, default=PAIRS, help=f"for training (default {PAIRS})")
-    parser.add_argument("--seed", type=int, default=1, help="chooses the pairs (default 1)")
-    arguments = parser.parse_args()
-    make(arguments.folder, arguments.pairs, arguments.seed)
+    make_from_command_line(__doc__, make, PAIRS)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
 """What small mirrors of published archives are made of: the demo's text, and archives whose bytes
 depend on nothing but their members (and zlib)."""
 
+import argparse
 import gzip
 import hashlib
 import io
 import lzma
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from rope_fairseq.corpus.mirror import TABLE
-from rope_fairseq.errors import UserError
+from rope_fairseq.errors import Parser, UserError
 from rope_fairseq.files import replacing
 
 DEMO = Path(__file__).resolve().parents[2] / "data-prep" / "demo"
@@ -66,3 +67,19 @@ def write_mirror(folder: Path, archives: dict[str, Members], about: str) -> None
         rows.append(f"{path}\t{len(content)}\tsha256:{hashlib.sha256(content).hexdigest()}\n")
     with replacing(table) as file:
         file.write("".join(rows).encode("ascii"))
+
+
+def make_from_command_line(
+    description: str, make: Callable[[Path, int, int], None], pairs: int
+) -> None:
+    """Call ``make(folder, pairs, seed)`` as the arguments of a program miniature.py say."""
+    parser = Parser(
+        prog="miniature.py",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--pairs", type=int, default=pairs, help=f"for training (default {pairs})")
+    parser.add_argument("--seed", type=int, default=1, help="chooses the pairs (default 1)")
+    arguments = parser.parse_args()
+    make(arguments.folder, arguments.pairs, arguments.seed)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rope_fairseq.corpus.download import read_small
 from rope_fairseq.corpus.table import Wanted, parse_table
-from rope_fairseq.errors import UserError
+from rope_fairseq.errors import Parser, UserError
 
 TABLE = "archives.tsv"
 
@@ -40,3 +40,28 @@ def downloads_of(downloads: Path, table: dict[str, Wanted], published: dict[str,
     if table == published:
         return downloads
     return downloads / hashlib.sha256(repr(table).encode()).hexdigest()[:12]
+
+
+def add_options(parser: Parser, what: str, home: str, downloads: Path, size: str) -> None:
+    """``--mirror`` and ``--downloads`` of a get.py.
+
+    Args:
+        what: what a mirror is, for the help.
+        home: where the files were published, the default.
+        downloads: the default folder, DIR/exp/downloads/CORPUS.
+        size: of all files.
+    """
+    parser.add_argument(
+        "--mirror",
+        default=home,
+        metavar="URL_OR_FOLDER",
+        help=f"{what} (default {home}); with an {TABLE} of its own, other data",
+    )
+    parser.add_argument(
+        "--downloads",
+        type=Path,
+        default=downloads,
+        metavar="FOLDER",
+        help=f"where what comes from a server is kept, {size} (default exp/downloads/"
+        f"{downloads.name})",
+    )
