@@ -145,8 +145,14 @@ def test_all_of_it_comes_from_the_work_folder(work, tmp_path, capsys):
         (
             LOG + START.replace("Abacus", "Brain").replace(', "threads": 1', ', "gpus": ["N", "N"]')
             + "training is complete at 20 updates: out of patience\ndone training in 0.0 seconds\n",
-            {"stopped_by": "patience", "starts": 2,
-             "hardware": f"{HARDWARE}; 2 × N, Brain (avx2), 2 cores, 8 GiB"},
+            {"stopped_by": "patience", "starts": 1, "hardware": HARDWARE},
+        ),
+        # Gone on with on another machine.
+        (
+            START + FIRST
+            + START.replace("Abacus", "Brain").replace(', "threads": 1', ', "gpus": ["N", "N"]')
+            + SECOND + "done training in 5 seconds\n",
+            {"starts": 2, "hardware": f"{HARDWARE}; 2 × N, Brain (avx2), 2 cores, 8 GiB"},
         ),
         # Killed before there was a model.
         ("commit: abc1234\n" + LOG, {"commit": "abc1234", "training_seconds": 12.3}),

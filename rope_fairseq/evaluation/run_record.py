@@ -74,30 +74,37 @@ def read_log(path: Path) -> dict[str, Any]:
         ``parameters``; ``commit`` and ``hardware`` (all of them, where the parts of the training
         differ; None where one does not say); ``validation_loss``: [update, loss] each;
         ``stopped_by``: a name in :data:`STOPS`, or None where it ended otherwise, by max_epoch;
-        ``starts``: how often a training was started or gone on with; ``devices``: how many
+        ``starts``: how often a training was started or gone on with, not counting those that
+        ended before they validated, of which nothing is left; ``devices``: how many
         processes trained together when it ended; and ``training_seconds`` where it was not
         interrupted.
 
     Raises:
         UserError: the log does not begin or does not end with fairseq's training.
     """
-    starts, ends, parameters = 0, [], []
-    commits: list[str] = []
-    machines: list[str] = []
+    ends, parameters = [], []
+    commits: list[str | None] = []
+    machines: list[str | None] = []
+    commit = machine = None
+    is_new = False
     losses: dict[int, float] = {}
     stopped_by = devices = None
     for line in read_lines(path):
         if found := PARAMETERS.search(line):
-            starts += 1
-            stopped_by = None
+            stopped_by, is_new = None, True
             parameters.append(int(found[1].replace(",", "")))
         elif found := COMMIT.fullmatch(line):
-            commits.append(found[1])
+            commit, machine = found[1], None
         elif found := HARDWARE.fullmatch(line):
-            machines.append(hardware_line(found[1]))
+            machine = hardware_line(found[1])
         elif found := DEVICES.search(line):
             devices = int(found[1])
         elif found := VALID.search(line):
+            if is_new:
+                commits.append(commit)
+                machines.append(machine)
+                commit = machine = None
+                is_new = False
             # What was trained again after an interruption has been validated again.
             losses[int(found[2])] = float(found[1])
             if not math.isfinite(losses[int(found[2])]):
@@ -113,22 +120,22 @@ def read_log(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: not the whole log of a training")
     said: dict[str, Any] = {
         "parameters": parameters[-1],
-        "commit": _all(commits, starts, ", "),
-        "hardware": _all(machines, starts, "; "),
+        "commit": _all(commits, ", "),
+        "hardware": _all(machines, "; "),
         "validation_loss": [[update, losses[update]] for update in sorted(losses)],
         "stopped_by": stopped_by,
-        "starts": starts,
+        "starts": len(commits),
         "devices": devices,
     }
-    if starts == 1:
+    if len(parameters) == 1:
         said["training_seconds"] = round(ends[-1], 1)
     return said
 
 
-def _all(said: Sequence[str], starts: int, between: str) -> str | None:
-    """What the starts say, each once; None where one says nothing. A start from which nothing was
-    trained says it too, but has no model."""
-    return between.join(dict.fromkeys(said)) if len(said) >= starts else None
+def _all(said: Sequence[str | None], between: str) -> str | None:
+    """What the starts say, each once; None where one says nothing."""
+    known = [one for one in said if one is not None]
+    return between.join(dict.fromkeys(known)) if len(known) == len(said) > 0 else None
 
 
 def hardware_line(text: str) -> str:
