@@ -269,19 +269,7 @@ def load_checkpoint_in_each_process() -> None:
     could go on. Here each reads the file, as with fairseq's own option. 0.12.3 and main."""
     from fairseq.trainer import Trainer
 
-    def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
-            options = self.cfg.checkpoint
-            asked = options.load_checkpoint_on_all_dp_ranks
-            options.load_checkpoint_on_all_dp_ranks = True
-            try:
-                return original(self, *args, **kwargs)
-            finally:
-                options.load_checkpoint_on_all_dp_ranks = asked
-
-        return load_checkpoint
-
-    _replace(Trainer, "load_checkpoint", make)
+    _replace(Trainer, "load_checkpoint", resume.load_in_each_process)
 
 
 def save_at_every_interval() -> None:

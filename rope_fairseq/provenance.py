@@ -12,7 +12,8 @@ from typing import Any
 
 from rope_fairseq.corpus.signature import read_record
 from rope_fairseq.errors import Parser, UserError, run_main
-from rope_fairseq.recipe import Recipe, load_recipe
+from rope_fairseq.recipe import load_recipe
+from rope_fairseq.recipe_values import Recipe
 
 # Options of the step train that are no overrides of the config, or say what the data says as well.
 LANGUAGES = ("task.source_lang", "task.target_lang")

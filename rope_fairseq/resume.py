@@ -174,6 +174,21 @@ def store_early_stopping(original: Callable[..., Any]) -> Callable[..., Any]:
     return save_checkpoint
 
 
+def load_in_each_process(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Trainer.load_checkpoint`` as with ``--load-checkpoint-on-all-dp-ranks``."""
+
+    def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> Any:
+        options = self.cfg.checkpoint
+        asked = options.load_checkpoint_on_all_dp_ranks
+        options.load_checkpoint_on_all_dp_ranks = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            options.load_checkpoint_on_all_dp_ranks = asked
+
+    return load_checkpoint
+
+
 def restore_early_stopping(original: Callable[..., Any]) -> Callable[..., Any]:
     """``checkpoint_utils.load_checkpoint`` that restores it, and ends a run that is complete."""
 

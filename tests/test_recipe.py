@@ -9,7 +9,8 @@ import yaml
 
 from rope_fairseq import recipe as recipe_module
 from rope_fairseq.errors import UserError
-from rope_fairseq.recipe import RECIPES, Recipe, changed, load_recipe, main
+from rope_fairseq.recipe import RECIPES, changed, load_recipe, main
+from rope_fairseq.recipe_values import Recipe
 from tests.tiny import call
 
 GOOD = {
