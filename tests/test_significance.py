@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rope_fairseq.evaluation.compare import compare_files, format_test, main
-from rope_fairseq.evaluation.significance import METHODS, paired_tests
+from rope_fairseq.evaluation.significance import METHODS, of_text, paired_tests
+from rope_fairseq.text import Text
 from tests.tiny import ROOT, call, run
 
 TRIALS = 200
@@ -105,10 +106,10 @@ def test_nothing_depends_on_the_environments_seed_and_it_is_left_as_it_was(
             monkeypatch.setenv("SACREBLEU_SEED", stated)
         for method in METHODS:
             systems = [("a", spoil(references, 0.2, 1)), ("b", spoil(references, 0.25, 2))]
-            found.add(str(paired_tests(systems, references, "de", method, TRIALS)))
+            found.add(str(paired_tests(of_text(systems, references, "de"), method, TRIALS)))
         assert os.environ.get("SACREBLEU_SEED") == stated
     assert len(found) == 2  # one a method
-    other = paired_tests(systems, references, "de", method, TRIALS, seed=2)
+    other = paired_tests(of_text(systems, references, "de"), method, TRIALS, seed=2)
     assert str(other) not in found
 
 
@@ -118,11 +119,11 @@ def test_equal_translations_never_come_out_different(references, method, trials)
     base = spoil(references, 0.3, 1)
     spaced = [f"  {line.replace(' ', '  ')} " for line in base]
     systems = [("base", base), ("itself", base), ("copy", list(base)), ("spaced", spaced)]
-    for test in paired_tests(systems, references, "de", method, trials):
+    for test in paired_tests(of_text(systems, references, "de"), method, trials):
         assert [system.p_value for system in test.systems] == [None, 1.0, 1.0, 1.0]
         assert len({system.score for system in test.systems}) == 1
     nothing = [("a", [""] * len(references)), ("b", [""] * len(references))]
-    for test in paired_tests(nothing, references, "de", method, trials):
+    for test in paired_tests(of_text(nothing, references, "de"), method, trials):
         assert (test.systems[1].p_value, test.systems[1].score) == (1.0, 0.0)
 
 
@@ -132,7 +133,8 @@ def test_few_changed_sentences_are_no_evidence(references, changed, likely):
     with two that both get worse it is half of them. sacreBLEU counts none of these."""
     base = list(references)
     worse = ["nichts davon"] * changed + base[changed:]
-    for test in paired_tests([("a", base), ("b", worse)], references, "de", "randomization", 1000):
+    compared = of_text([("a", base), ("b", worse)], references, "de")
+    for test in paired_tests(compared, "randomization", 1000):
         assert test.systems[1].p_value == pytest.approx(likely, abs=0.06)
 
 
@@ -168,6 +170,46 @@ def test_the_command_prints_and_writes_all_tests(files, tmp_path, capsys):
 
     assert call(main, *command, "--method", "randomization", "--seed", "3") == 0
     assert capsys.readouterr().out == "".join(f"{format_test(test)}\n" for test in tests[2:])
+
+
+def test_tokens_are_compared_as_they_are_and_their_text_without_case(references, tmp_path, capsys):
+    text = Text("en", "de", escape=True, lowercase=True)
+    text.save_options(tmp_path)
+    tokens = [text.tokenize(line, "de") for line in references]
+    spoiled = {"base": spoil(tokens, 0.2, 1), "like": spoil(tokens, 0.2, 2)}
+    spoiled["worse"] = spoil(tokens, 0.4, 3)
+    both: dict[str, dict[str, Path]] = {"tokens": {}, "text": {}}
+    for name, lines in (spoiled | {"ref": tokens}).items():
+        both["tokens"][name] = write(tmp_path / f"{name}.tok", lines)
+        texts = references if name == "ref" else [text.detokenize(line, "de") for line in lines]
+        both["text"][name] = write(tmp_path / f"{name}.text", texts)
+    files, output = both["tokens"], tmp_path / "tests.json"
+    command = ("--baseline", files["base"], "--hyp", files["like"], files["worse"], "--ref")
+    command += (files["ref"], "--target-lang", "de", "--method", "bootstrap", "--tokenized")
+    raw = ("--raw-ref", both["text"]["ref"], "--text", tmp_path / "text.json")
+    settings = ("--trials", str(TRIALS), "--seed", "3", "--json", output)
+    assert call(main, *command, *raw, *settings) == 0
+    assert "tokenized BLEU, paired bootstrap" in capsys.readouterr().out
+    found = {test["metric"]: test for test in json.loads(output.read_text())["tests"]}
+    expected = {
+        "tokenized BLEU": ("tokens", "bleu", "--tokenize", "none", "--force"),
+        "sacreBLEU": ("text", "bleu", "--lowercase"),
+        "chrF2": ("text", "chrf", "--chrf-lowercase"),
+    }
+    assert list(found) == list(expected)
+    for name, (form, metric, *options) in expected.items():
+        paired = ("--paired-bs", "--paired-bs-n", str(TRIALS), *options)
+        said = sacrebleu(both[form], metric, *paired, seed=3)
+        for system, theirs in zip(found[name]["systems"], said, strict=True):
+            assert (system["score"], system["p_value"]) == (theirs["score"], theirs["p_value"])
+    assert "case:lc" in found["sacreBLEU"]["signature"]
+
+    assert call(main, *command, "--trials", "2") == 2
+    assert "--tokenized, --raw-ref FILE and --text FILE go together" in capsys.readouterr().err
+    write(both["text"]["ref"], references[1:])
+    assert call(main, *command, *raw, "--trials", "2") == 2
+    error = capsys.readouterr().err
+    assert error == f"error: {tmp_path}/ref.text has 99 lines, but {tmp_path}/ref.tok has 100\n"
 
 
 def test_generate_output_is_compared_as_the_text_it_holds(files, tmp_path):

@@ -3,7 +3,11 @@
     python -m rope_fairseq.evaluation.compare --baseline a.de --hyp b.de --ref test.de \\
         --target-lang de
 
-The tests are those of :mod:`~rope_fairseq.evaluation.significance`, for sacreBLEU and chrF2. Two
+With ``--tokenized --raw-ref test.raw.de --text MODEL/text.json`` the files are tokens as a model
+was trained on them.
+
+The tests are those of :mod:`~rope_fairseq.evaluation.significance`, for sacreBLEU and chrF2, and
+for tokenized BLEU where the files are tokens. Two
 runs of one system that differ in their seed alone can come out different: the tests know the
 spread over sentences, not that over trainings.
 """
@@ -15,8 +19,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rope_fairseq.errors import Parser, run_main
-from rope_fairseq.evaluation.read import read_references, read_translation
-from rope_fairseq.evaluation.significance import DEFAULT_SEED, METHODS, PairedTest, paired_tests
+from rope_fairseq.evaluation.read import read_beside, read_references, read_translation
+from rope_fairseq.evaluation.significance import (
+    DEFAULT_SEED,
+    METHODS,
+    PairedTest,
+    of_text,
+    of_tokens,
+    paired_tests,
+)
+from rope_fairseq.evaluation.tokens import Tokens, add_token_options, given_tokens
 from rope_fairseq.files import replacing
 
 
@@ -30,15 +42,19 @@ def compare_files(
     trials: int | None = None,
     seed: int = DEFAULT_SEED,
     generate_output: bool = False,
+    tokens: Tokens | None = None,
 ) -> list[PairedTest]:
     """Tests of translations against a baseline.
 
     Args:
         baseline, hypotheses: detokenized text or, all of them, fairseq-generate's output.
         reference: the raw reference, one sentence a line.
-        language, trials, seed: see :func:`~rope_fairseq.evaluation.significance.paired_tests`.
+        language: the target language's code.
         methods: ``bootstrap``, ``randomization`` or both.
+        trials, seed: see :func:`~rope_fairseq.evaluation.significance.paired_tests`.
         generate_output: whether the translations are fairseq-generate's output.
+        tokens: translations and reference are tokens, and this is what else there is; without it
+            they are text.
 
     Raises:
         UserError: a file is empty, or they do not belong together line by line.
@@ -48,11 +64,16 @@ def compare_files(
         (str(path), read_translation(path, reference, len(references), generate_output))
         for path in (baseline, *hypotheses)
     ]
-    return [
-        test
-        for method in methods
-        for test in paired_tests(systems, references, language, method, trials, seed)
-    ]
+    if tokens is None:
+        compared = of_text(systems, references, language)
+    else:
+        raw = read_beside(tokens.raw_reference, reference, len(references))
+        texts = [(name, tokens.detokenize(lines, language)) for name, lines in systems]
+        compared = [
+            *of_tokens(systems, references),
+            *of_text(texts, raw, language, tokens.lowercase),
+        ]
+    return [test for method in methods for test in paired_tests(compared, method, trials, seed)]
 
 
 def format_test(test: PairedTest) -> str:
@@ -85,7 +106,7 @@ def main() -> None:
     )
     parser.add_argument("--baseline", type=Path, required=True, metavar="FILE")
     parser.add_argument("--hyp", type=Path, required=True, nargs="+", metavar="FILE")
-    parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="raw reference")
+    parser.add_argument("--ref", type=Path, required=True, metavar="FILE", help="the raw reference")
     parser.add_argument("--target-lang", required=True, metavar="LANG")
     parser.add_argument("--method", choices=(*METHODS, "both"), default="both")
     parser.add_argument(
@@ -102,6 +123,7 @@ def main() -> None:
         action="store_true",
         help="the translations are what fairseq-generate printed, not plain text",
     )
+    add_token_options(parser, "--baseline, --hyp and --ref")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here too")
     arguments = parser.parse_args()
 
@@ -115,6 +137,7 @@ def main() -> None:
         trials=arguments.trials,
         seed=arguments.seed,
         generate_output=arguments.generate_output,
+        tokens=given_tokens(arguments),
     )
     if arguments.json is not None:
         about = {"reference": str(arguments.ref), "target_lang": arguments.target_lang}

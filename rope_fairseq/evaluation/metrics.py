@@ -115,11 +115,16 @@ def split_compounds(tokens: str) -> str:
     return _HYPHEN_IN_A_WORD.sub(rb"\1 ##AT##-##AT## \2", tokens.encode()).decode()
 
 
+def token_bleu_metric() -> BLEU:
+    """sacreBLEU's BLEU on tokens as they are."""
+    # force: sacreBLEU warns about tokenized input, which is what these scores are about.
+    return BLEU(tokenize="none", force=True)
+
+
 def _bleu_of_tokens(
     name: str, hypotheses: Sequence[str], references: Sequence[str], kind: str
 ) -> Score:
-    # force: sacreBLEU warns about tokenized input, which is what these scores are about.
-    metric = BLEU(tokenize="none", force=True)
+    metric = token_bleu_metric()
     value = metric.corpus_score(hypotheses, [references]).score
     return Score(name, value, kind, str(metric.get_signature()))
 

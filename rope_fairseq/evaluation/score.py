@@ -11,7 +11,6 @@ ends are not part of the text; otherwise the numbers are those of sacreBLEU's ow
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rope_fairseq.errors import Parser, UserError, run_main
@@ -20,15 +19,7 @@ from rope_fairseq.evaluation.comet_score import comet_score
 from rope_fairseq.evaluation.metrics import all_scores, scores_of_tokens
 from rope_fairseq.evaluation.read import read_beside, read_references, read_translation
 from rope_fairseq.evaluation.report import Report, parse_about, read_report, write_report
-from rope_fairseq.text import Text
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """What it takes to score tokens: the raw reference, and how tokens are made of text."""
-
-    raw_reference: Path
-    text: Text
+from rope_fairseq.evaluation.tokens import Tokens, add_token_options, given_tokens
 
 
 def score_files(
@@ -67,11 +58,11 @@ def score_files(
     if tokens is None:
         scores = all_scores(hypotheses, references, language)
     else:
-        lowercase = tokens.text.lowercase or tokens.text.lowercase_tokens
+        lowercase = tokens.lowercase
         both = hypotheses, references
         # From here on, what people read.
         references = read_beside(tokens.raw_reference, reference, len(references))
-        hypotheses = [tokens.text.detokenize(line, language) for line in hypotheses]
+        hypotheses = tokens.detokenize(hypotheses, language)
         scores = scores_of_tokens(*both, hypotheses, references, language, lowercase)
     if comet is not None and sources is not None:
         scores.append(comet_score(sources, hypotheses, references, comet))
@@ -97,17 +88,7 @@ def _parser() -> Parser:
         action="store_true",
         help="--hyp is what fairseq-generate printed, not plain text",
     )
-    parser.add_argument(
-        "--tokenized",
-        action="store_true",
-        help="--hyp and --ref are tokens as those of training; needs --raw-ref and --text",
-    )
-    parser.add_argument(
-        "--raw-ref", type=Path, metavar="FILE", help="the raw reference, where --ref is tokens"
-    )
-    parser.add_argument(
-        "--text", type=Path, metavar="FILE", help="the model's text.json: how to detokenize"
-    )
+    add_token_options(parser, "--hyp and --ref")
     parser.add_argument(
         "--buckets",
         metavar="N,N,…",
@@ -147,10 +128,7 @@ def main() -> None:
         raise UserError("--hyp, --ref and --target-lang are needed (or --show alone)")
     if arguments.quiet and arguments.json is None:
         raise UserError("--quiet: needs --json FILE, or the scores are lost")
-    with_tokens = arguments.raw_ref is not None, arguments.text is not None
-    if with_tokens != (arguments.tokenized, arguments.tokenized):
-        raise UserError("--tokenized, --raw-ref FILE and --text FILE go together")
-    tokens = Tokens(arguments.raw_ref, Text.load(arguments.text)) if arguments.tokenized else None
+    tokens = given_tokens(arguments)
     about = parse_about(arguments.about or [])
     bounds = DEFAULT_BOUNDS if arguments.buckets is None else parse_bounds(arguments.buckets)
     report = score_files(

@@ -20,10 +20,11 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 from sacrebleu import significance
+from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from rope_fairseq.errors import UserError
-from rope_fairseq.evaluation.metrics import sacre_bleu_metric
+from rope_fairseq.evaluation.metrics import sacre_bleu_metric, token_bleu_metric
 
 # Method → sacreBLEU's name for it and its number of trials.
 METHODS = {"bootstrap": ("bs", 1_000), "randomization": ("ar", 10_000)}
@@ -51,6 +52,49 @@ class System:
     mean: float | None
     interval: float | None
     p_value: float | None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Translations of one test set in the form that a metric is for.
+
+    Args:
+        name: the metric's, as in :mod:`~rope_fairseq.evaluation.metrics`.
+        systems: names and translations, the baseline first.
+        references: in the same form.
+    """
+
+    name: str
+    metric: BLEU | CHRF
+    systems: Sequence[tuple[str, Sequence[str]]]
+    references: Sequence[str]
+
+
+def of_text(
+    systems: Sequence[tuple[str, Sequence[str]]],
+    references: Sequence[str],
+    language: str,
+    lowercase: bool = False,
+) -> list[Compared]:
+    """Detokenized translations by sacreBLEU and by chrF2.
+
+    Args:
+        references: the raw reference.
+        language: the target language's code.
+        lowercase: ignore case; the signatures say ``case:lc``.
+    """
+    metrics: dict[str, BLEU | CHRF] = {
+        "sacreBLEU": sacre_bleu_metric(language, lowercase),
+        "chrF2": CHRF(lowercase=lowercase),
+    }
+    return [Compared(name, metric, systems, references) for name, metric in metrics.items()]
+
+
+def of_tokens(
+    systems: Sequence[tuple[str, Sequence[str]]], references: Sequence[str]
+) -> list[Compared]:
+    """Tokens as they are, by tokenized BLEU."""
+    return [Compared("tokenized BLEU", token_bleu_metric(), systems, references)]
 
 
 @dataclass(frozen=True)
@@ -90,19 +134,15 @@ def _repaired_sacrebleu(seed: int) -> Iterator[None]:
 
 
 def paired_tests(
-    systems: Sequence[tuple[str, Sequence[str]]],
-    references: Sequence[str],
-    language: str,
+    compared: Sequence[Compared],
     method: str,
     trials: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> list[PairedTest]:
-    """Compare systems with the first of them, by sacreBLEU and by chrF2.
+    """Compare systems with the first of them, by one metric after the other.
 
     Args:
-        systems: names and translations, detokenized, the baseline first.
-        references: the raw reference.
-        language: the target language's code.
+        compared: what to compare, of one number of sentences; see :func:`of_text`.
         method: ``bootstrap`` or ``randomization``.
         trials: how many resamples or shuffles; default 1,000 or 10,000.
         seed: at least 1: sacreBLEU takes 0 for no seed.
@@ -114,28 +154,32 @@ def paired_tests(
     trials = default if trials is None else trials
     if trials < 1:
         raise UserError(f"--trials {trials}: must be at least 1")
-    if trials * len(references) > MOST_SENTENCES:
+    sentences = len(compared[0].references)
+    if trials * sentences > MOST_SENTENCES:
         raise UserError(
-            f"--trials {trials}: at most {MOST_SENTENCES // len(references)} for "
-            f"{len(references)} sentences (sacreBLEU keeps all trials in memory)"
+            f"--trials {trials}: at most {MOST_SENTENCES // sentences} for "
+            f"{sentences} sentences (sacreBLEU keeps all trials in memory)"
         )
     if seed < 1:
         raise UserError(f"--seed {seed}: must be at least 1")
-    metrics = {"sacreBLEU": sacre_bleu_metric(language), "chrF2": CHRF()}
     tests = []
     # One metric at a time: sacreBLEU returns the results under names of its own.
-    for name, metric in metrics.items():
+    for one in compared:
         with _repaired_sacrebleu(seed):
             test = significance.PairedTest(
-                list(systems), {name: metric}, [references], test_type=short, n_samples=trials
+                list(one.systems),
+                {one.name: one.metric},
+                [one.references],
+                test_type=short,
+                n_samples=trials,
             )
             signatures, results = test()
         ((own_name, signature),) = signatures.items()
         members = [
             _system(system, result)
-            for (system, _), result in zip(systems, results[own_name], strict=True)
+            for (system, _), result in zip(one.systems, results[own_name], strict=True)
         ]
-        tests.append(PairedTest(name, method, trials, seed, str(signature), members))
+        tests.append(PairedTest(one.name, method, trials, seed, str(signature), members))
     return tests
 
 
