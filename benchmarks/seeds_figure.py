@@ -28,6 +28,8 @@ from rope_fairseq.evaluation.buckets import Bucket
 from rope_fairseq.files import replacing
 
 COLOURS_OF_THE_FILE = 96
+#: BLEU of fewer is chance. Where no bucket has as many, all are shown.
+FEWEST_SENTENCES = 20
 
 
 def look(encoding: str) -> dict[str, Any]:
@@ -69,12 +71,19 @@ def by_length(some: Sequence[Run]) -> list[tuple[float, float, float] | None]:
     return found
 
 
+def shown_buckets(buckets: Sequence[Any]) -> list[int]:
+    """Those of enough sentences, or where none has enough, all that are not empty."""
+    filled = [index for index, bucket in enumerate(buckets) if bucket["sentences"]]
+    enough = [index for index in filled if buckets[index]["sentences"] >= FEWEST_SENTENCES]
+    return enough or filled
+
+
 def draw_lengths(runs: Runs) -> Any:
-    """Buckets without a sentence are left out; encodings stand beside each other in a bucket."""
+    """Encodings stand beside each other in a bucket."""
     figure, axes = blank(4)
     first = next(iter(runs.values()))[0]
     buckets = first.record["buckets"]
-    shown = [index for index, bucket in enumerate(buckets) if bucket["sentences"]]
+    shown = shown_buckets(buckets)
     for number, (encoding, some) in enumerate(runs.items()):
         values = by_length(some)
         lows, means, highs = zip(*(values[index] for index in shown), strict=True)
@@ -97,7 +106,11 @@ def draw_lengths(runs: Runs) -> Any:
         f"{Bucket(**buckets[index]).words}\n({buckets[index]['sentences']:,})" for index in shown
     ]
     axes.set_xticks(range(len(shown)), names)
-    axes.set_xlabel(f"words of the {buckets[0]['by']} (sentences)")
+    hidden = sum(bucket["sentences"] for bucket in buckets) - sum(
+        buckets[index]["sentences"] for index in shown
+    )
+    left_out = f"; {hidden:,} longer or shorter left out" if hidden else ""
+    axes.set_xlabel(f"words of the {buckets[0]['by']} (sentences{left_out})")
     signature = next(s["signature"] for s in first.record["scores"] if s["name"] == "sacreBLEU")
     axes.set_ylabel("sacreBLEU" + (", case ignored" if "case:lc" in signature else ""))
     add_legend(axes)

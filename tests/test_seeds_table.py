@@ -36,7 +36,7 @@ def made(encoding: str, seed: int, value: float, **changes) -> dict:
             "signature": SIGNATURE if count else "",
             "length_ratio": 1.0 if count else None,
         }
-        for index, count in enumerate((1234, 9, 0))
+        for index, count in enumerate((1234, 20, 0))
     ]
     run = {
         "recipe": "multi30k",
@@ -140,6 +140,12 @@ def test_one_run_or_none():
     raw = seeds_table.render("multi30k-raw", {}, ROOT)
     assert "41.02" not in raw and raw.startswith("| encoding | seeds | sacreBLEU | tokenized BLEU ")
     assert raw.count("not run") == len(SOURCES) * 7
+
+
+def test_a_miniature_has_no_published_value_beside_it(tmp_path):
+    keep(tmp_path, made("rope", 1, 1.0, data="corpus:multi30k|published:no|sha256:0123"))
+    text = seeds_table.render("multi30k", read(tmp_path, "multi30k"), tmp_path)
+    assert "41.02" not in text and text.startswith("| encoding | seeds | sacreBLEU |")
 
 
 def test_two_seeds_are_not_judged(tmp_path):
@@ -250,9 +256,28 @@ def test_the_figures(tmp_path, capsys):
     (axes,) = seeds_figure.draw_lengths(runs).axes
     assert [tick.get_text() for tick in axes.get_xticklabels()] == [
         "up to 9\n(1,234)",
-        "10–19\n(9)",
+        "10–19\n(20)",
     ]
+    assert axes.get_xlabel() == "words of the source (sentences)"
     assert seeds_figure.by_length(runs["rope"]) == [(41.0, 42.0, 43.0), (40.0, 41.0, 42.0), None]
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown", "label"),
+    [
+        ((19, 1234, 3), ["10–19\n(1,234)"], "sentences; 22 longer or shorter left out"),
+        # Of so small a test set there is nothing else to show.
+        ((19, 0, 3), ["up to 9\n(19)", "over 19\n(3)"], "sentences"),
+    ],
+)
+def test_buckets_of_a_few_sentences_are_not_drawn(counts, shown, label, tmp_path):
+    run = made("rope", 1, 40.0)
+    for bucket, count in zip(run["buckets"], counts, strict=True):
+        bucket |= {"sentences": count, "value": 40.0 if count else None}
+    keep(tmp_path, run)
+    (axes,) = seeds_figure.draw_lengths(read(tmp_path, "multi30k")).axes
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == shown
+    assert axes.get_xlabel() == f"words of the source ({label})"
 
 
 def test_the_readme_says_what_was_measured():

@@ -163,7 +163,10 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         (["demo", "--epochs"], "unknown argument --epochs; an override is KEY=VALUE"),
         (["demo", "--devices", "0"], "--devices 0: must be a whole number above 0"),
         (["demo", "--results", "/proc/none"], "--results /proc/none: cannot be made"),
-        (["wmt14"], "recipe wmt14: has model.position_encoding=rope itself; choose one that"),
+        (
+            ["wmt14-sinusoidal"],
+            "recipe wmt14-sinusoidal: has model.position_encoding=sinusoidal itself; choose one that",
+        ),
         (["dema"], "recipe 'dema': there is no"),
         ([], "no recipe given; usage: table.sh RECIPE"),
     ],

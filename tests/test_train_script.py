@@ -184,7 +184,7 @@ DEMO = "fairseq-hydra-train .*dataset.max_tokens=1024 optimization.update_freq=.
         (
             ["wmt14", "--devices", "3", "--max-update", "20", "model.rope_base=5"],
             r"torchrun --nproc-per-node 3 --standalone \S*fairseq-hydra-train "
-            r".*--config-name wmt14_base .*model.position_encoding=rope "
+            r".*--config-name wmt14_base (?!.*position_encoding).*"
             r"optimization.max_update=20 checkpoint.save_interval_updates=4 "
             r"dataset.max_tokens=2777 optimization.update_freq=.\[3.\] model.rope_base=5",
         ),
