@@ -155,6 +155,7 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
 
     ends = fact(lambda run: f"ended by {run['stopped_by'] or 'the last epoch'}")
     data = fact(lambda run: f"`{run['data']}`")
+    batch = fact(_batch)
     commit = fact(lambda run: f"commit {run['commit'] or 'not recorded'}")
     machine = fact(lambda run: run["hardware"] or "hardware not recorded")
     times = "; ".join(
@@ -167,10 +168,22 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
         "Mean ± sample standard deviation over the seeds, which link to their results; of one seed "
         f"the value. {kinds}.",
         "",
-        f"Training {ends}; average of the last {averaged['last']} checkpoints by "
+        f"Training {ends}; {batch}; average of the last {averaged['last']} checkpoints by "
         f"{averaged['by']}; hours: {times or 'not recorded'}; {data}; {commit}; {machine}.",
         "",
     ]
+
+
+def _batch(run: dict[str, Any]) -> str:
+    """``2 devices × 4,096 tokens × 1 batch``, as the configs say it; on a CPU a device is a process."""
+    devices, tokens = run.get("devices"), run["batch"]["dataset.max_tokens"]
+    batches = run["batch"]["optimization.update_freq"][0]
+    known = "devices not recorded" if devices is None else _counted(devices, "device")
+    return f"{known} × {tokens:,} tokens × {_counted(batches, 'batch', 'batches')}"
+
+
+def _counted(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or f'{one}s'}"
 
 
 def _hours(run: Run) -> float | None:
