@@ -9,7 +9,8 @@
 set -euo pipefail
 unset CDPATH  # with it, cd prints
 
-ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# Without links, as manifests name files.
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 
 # die MESSAGE: one line on standard error, exit status 2.
 die() {
@@ -219,8 +220,8 @@ run_step() {
         1) echo "$name: running ($reason)" ;;
         *) exit "$status" ;;
     esac
-    # A run that goes on keeps what it has logged.
-    [[ $reason == interrupted* ]] || : >"$log"
+    # A run that goes on keeps what it has logged; whether a training does, it knows itself.
+    [[ $reason == interrupted* || ${KEEPS_LOG:-} ]] || : >"$log"
     local before
     before=$(stat -c %s "$log" 2>/dev/null || echo 0)
     # Standard output and standard error each keep their way and are both copied to the log.

@@ -4,7 +4,8 @@
 # Trains the recipe's model with fairseq-hydra-train and the recipe's file of configs/, into
 # checkpoints/. Overrides are those of Hydra: KEY=VALUE for a key of the file, +KEY=VALUE for one
 # that it does not have. A run that was interrupted goes on from its last checkpoint; one with other
-# data or options starts anew, and the old checkpoints are moved to checkpoints.old.
+# data or options starts anew, and the old checkpoints are moved to checkpoints.old, from where they come
+# back when their options do.
 #
 # --devices N (default: the GPUs of this machine, 1 without) processes train together, started by
 # torchrun. The tokens of an update stay the recipe's, or --tokens-per-update N: each device takes
@@ -104,21 +105,56 @@ start_training() {
 }
 
 # checkpoints/.start says from which data and options its run began. A run goes on only from
-# checkpoints that began as it does; others are moved away, once the options are known to be right.
+# checkpoints that began as it does; others are moved away, once the options are known to be right, and
+# come back when their options do. What was logged of them goes with them as train.log.
 choose_checkpoints() {
-    local start reason
+    local checkpoints=$WORK/checkpoints old=$WORK/checkpoints.old other=$WORK/checkpoints.other
+    local log=$WORK/logs/train.log moved='' start reason
+    touch "$log"
+    # Killed while two were exchanged.
+    [[ ! -e $other || -e $old ]] || mv "$other" "$old"
     start=$(sha256sum <"$WORK/manifests/train.json.started")
-    [[ $(cat "$WORK/checkpoints/.start" 2>/dev/null) != "$start" ]] || return 0
+    if began_as "$checkpoints"; then
+        bring_log
+        return
+    fi
     reason=$(PYTHONWARNINGS=ignore fairseq-hydra-train "${arguments[@]}" --cfg job 2>&1 >/dev/null) ||
         die "overrides ${ARGS[*]}: $(grep -E "Could not|mismatched|viable|Error|To append" <<<"$reason" | paste -sd' ')"
-    if compgen -G "$WORK/checkpoints/*.pt" >/dev/null; then
-        rm -rf "$WORK/checkpoints.old"
-        mv "$WORK/checkpoints" "$WORK/checkpoints.old"
-        echo "train: the checkpoints of a run with other data or options are in checkpoints.old"
+    if began_as "$old" && [[ -e $old/train.log ]]; then
+        move_away "$other"
+        mv "$old" "$checkpoints"
+        [[ ! -e $other ]] || mv "$other" "$old"
+        bring_log
+        echo "train: goes on from the checkpoints that were in checkpoints.old"
+        return
     fi
-    rm -rf "$WORK/checkpoints"
-    mkdir "$WORK/checkpoints"
-    echo "$start" >"$WORK/checkpoints/.start"
+    move_away "$old"
+    mkdir "$checkpoints"
+    : >"$log"
+    [[ ! $moved ]] || echo "train: the checkpoints of a run with other data or options are in checkpoints.old"
+    echo "$start" >"$checkpoints/.start"
+}
+
+began_as() {
+    [[ $(cat "$1/.start" 2>/dev/null) == "$start" ]]
+}
+
+# Copied and not moved: run_step has the log open.
+bring_log() {
+    [[ -e $checkpoints/train.log ]] || return 0
+    cat "$checkpoints/train.log" >"$log"
+    rm "$checkpoints/train.log"
+}
+
+# move_away FOLDER: what is worth keeping.
+move_away() {
+    if compgen -G "$checkpoints/*.pt" >/dev/null; then
+        cp "$log" "$checkpoints/train.log"
+        rm -rf "$1"
+        mv "$checkpoints" "$1"
+        moved=1
+    fi
+    rm -rf "$checkpoints"
 }
 
 # logs/train.launch says what the first node trains, for the others to compare.
@@ -160,7 +196,7 @@ if ((node_rank > 0)) && [[ -z ${DRY_RUN:-} ]]; then
     exit
 fi
 [[ ${DRY_RUN:-} ]] || rm -f "$WORK/logs/train.launch"
-run_step train --input "$WORK/data-bin" "$config" \
+KEEPS_LOG=1 run_step train --input "$WORK/data-bin" "$config" \
     --option "tokens_per_update=$RECIPE_TOKENS_PER_UPDATE" "${recipe[@]}" "${ARGS[@]}" \
     --output "$WORK/checkpoints" -- train
 # For machines that come when there is nothing left to do.

@@ -90,6 +90,40 @@ def test_one_changed_option_reruns_exactly_the_later_steps(project):
     for wrong in ("optimization.max_updates=5", "model.rope_base=1", "model.position_encoding=x"):
         assert script(project, "train.sh", "toy", wrong).returncode != 0
     assert (work / "checkpoints.old" / "checkpoint_last.pt").is_file()
+    # The right options again: their checkpoints come back, and what was logged of them.
+    log = work / "logs" / "train.log"
+    validated = "| valid on 'valid' subset |"
+    assert validated not in log.read_text()
+    output = succeed(script(project, "train.sh", "toy", "optimization.max_update=5"))
+    assert "train: goes on from the checkpoints that were in checkpoints.old\n" in output
+    assert validated not in output and validated in log.read_text()
+    assert (work / "checkpoints" / "checkpoint_last.pt").is_file()
+    left = [path.name for path in work.iterdir() if path.name.startswith("checkpoints")]
+    assert left == ["checkpoints"] and not (work / "checkpoints" / "train.log").exists()
+
+
+def test_two_runs_may_take_turns_and_lose_nothing(project):
+    """A killed run, another one by mistake, which is killed too, and each of them again."""
+    work = project / "exp" / "turns"
+    checkpoints, old, log = work / "checkpoints", work / "checkpoints.old", work / "logs/train.log"
+    right = ("toy", "--work", str(work))
+    mistaken = (*right, "model.dropout=0.3")
+    kill_during_training(project / "scripts" / "reproduce.sh", *right, update=5, env=scripts())
+    began = (checkpoints / ".start").read_text()
+    trained = log.read_text()
+    kill_during_training(project / "scripts" / "train.sh", *mistaken, update=5, env=scripts())
+    assert (old / ".start").read_text() == began and (old / "train.log").read_text() == trained
+    # As if killed while the two were exchanged.
+    (checkpoints / "train.log").write_text(log.read_text())
+    checkpoints.rename(work / "checkpoints.other")
+    old.rename(checkpoints)
+    output = succeed(script(project, "train.sh", *right))
+    assert "Loaded checkpoint" in output and log.read_text().startswith(trained)
+    assert (checkpoints / ".start").read_text() == began and (old / "checkpoint_last.pt").is_file()
+    output = succeed(script(project, "train.sh", *mistaken))
+    assert "checkpoints.old\n" in output and "Loaded checkpoint" in output
+    assert (old / ".start").read_text() == began
+    assert log.read_text().count("num. shared model params") == 2
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ import torch
 from rope_fairseq import hardware, manifest, resume
 from rope_fairseq.errors import UserError
 from rope_fairseq.evaluation import run_record
-from tests.tiny import call
+from rope_fairseq.schedule import read_config
+from tests.tiny import ROOT, call
+
+CONFIG = ROOT / "configs" / "demo.yaml"
 
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"
 ABOUT = {"recipe": "demo", "data": "corpus:toy|pairs:3+1+1", "changes": "common.seed=7"}
@@ -64,7 +67,9 @@ def checkpoint(updates: int, **extra_state) -> dict:
     }
 
 
-def step(work: Path, name: str, inputs: list[str], outputs: list[str], **options: str) -> None:
+def step(
+    work: Path, name: str, inputs: list[str | Path], outputs: list[str], **options: str
+) -> None:
     paths = [[work / file for file in files] for files in (inputs, outputs)]
     manifest.write(work / "manifests" / f"{name}.json", paths[0], options, paths[1])
 
@@ -85,7 +90,7 @@ def work(tmp_path) -> Path:
     score = {"name": "sacreBLEU", "value": 14.5, "kind": "raw", "signature": SIGNATURE, "digits": 2}
     report = {"about": ABOUT, "scores": [score], "buckets": [BUCKET]}
     (work / "scores.json").write_text(json.dumps(report))
-    step(work, "train", ["data-bin"], ["checkpoints"], **OPTIONS)
+    step(work, "train", ["data-bin", CONFIG], ["checkpoints"], **OPTIONS)
     step(
         *(work, "average", ["checkpoints/checkpoint_1_20.pt", "manifests/train.json"]),
         ["model/averaged.pt"],
@@ -117,7 +122,7 @@ def test_all_of_it_comes_from_the_work_folder(work, tmp_path, capsys):
         "changes": "common.seed=7",
         "command": "scripts/reproduce.sh demo common.seed=7 model.position_encoding=t5",
         "options": OPTIONS,
-        "config": {},
+        "config": read_config(CONFIG),
         "average": {"last": "5", "by": "update"},
         "batch": {"dataset.max_tokens": 1024, "optimization.update_freq": [2]},
         "commit": "abc1234",
@@ -191,7 +196,7 @@ def test_a_training_that_was_interrupted(log, expected, tmp_path):
 )
 def test_what_ended_the_training(line, reason, tmp_path):
     prefix = "[2026-11-30 12:00:00,000][fairseq_cli.train][INFO] - "
-    (tmp_path / "log").write_text(f"{START}{prefix}{line}\ndone training in 1 seconds\n")
+    (tmp_path / "log").write_text(f"{START}{FIRST}{prefix}{line}\ndone training in 1 seconds\n")
     assert run_record.read_log(tmp_path / "log")["stopped_by"] == reason
 
 
@@ -211,7 +216,7 @@ def test_the_time_of_an_interrupted_training_is_that_of_its_last_checkpoint(work
     (work / "logs/train.log").write_text(START + FIRST + LOG)
     assert "training_seconds" not in run_record.make(work)
     torch.save(checkpoint(22, previous_training_time=torch.tensor(34.56)), work / run_record.LAST)
-    step(work, "train", ["data-bin"], ["checkpoints"], **OPTIONS)
+    step(work, "train", ["data-bin", CONFIG], ["checkpoints"], **OPTIONS)
     for name, inputs, outputs in (
         ("average", ["checkpoints/checkpoint_1_20.pt", "manifests/train.json"], ["model"]),
         ("translate", ["model", "data/test.en"], ["test.hyp.de"]),
@@ -240,6 +245,8 @@ def test_the_values_of_the_config_are_kept(tmp_path, monkeypatch):
     config.write_text("model: {}\n")
     with pytest.raises(UserError, match="toy.yaml: is not what the step train ran with"):
         run_record.config_values({"inputs": described})
+    with pytest.raises(UserError, match="train.json: names no file of .*/configs as an input"):
+        run_record.config_values({"inputs": {"/elsewhere/configs/toy.yaml": {}}})
 
 
 def refused(work: Path, tmp_path: Path, capsys) -> str:
@@ -275,8 +282,10 @@ def test_a_mixture_of_two_runs_is_refused(file, message, work, tmp_path, capsys)
 
 def test_what_is_no_run_is_refused(work, tmp_path, capsys):
     assert "none: no such folder" in refused(tmp_path / "none", tmp_path, capsys)
-    (work / "logs/train.log").write_text(START)
-    assert "train.log: not the whole log of a training" in refused(work, tmp_path, capsys)
+    # A training that was done already, with a log of its own.
+    for log in (START, f"{START}done training in 0.1 seconds\n"):
+        (work / "logs/train.log").write_text(log)
+        assert "train.log: not the whole log of a training" in refused(work, tmp_path, capsys)
     (work / "logs/train.log").unlink()
     assert "train.log: No such file" in refused(work, tmp_path, capsys)
     with pytest.raises(UserError, match="the step train is not finished"):

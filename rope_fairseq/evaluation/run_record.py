@@ -80,7 +80,8 @@ def read_log(path: Path) -> dict[str, Any]:
         interrupted.
 
     Raises:
-        UserError: the log does not begin or does not end with fairseq's training.
+        UserError: the log does not begin or does not end with fairseq's training, or nothing was
+            validated in it.
     """
     ends, parameters = [], []
     commits: list[str | None] = []
@@ -116,7 +117,7 @@ def read_log(path: Path) -> dict[str, Any]:
         else:
             reasons = (name for name, pattern in STOPS.items() if pattern.search(line))
             stopped_by = next(reasons, stopped_by)
-    if not parameters or not ends:
+    if not parameters or not losses or not ends:
         raise UserError(f"{path}: not the whole log of a training")
     said: dict[str, Any] = {
         "parameters": parameters[-1],
@@ -152,10 +153,10 @@ def hardware_line(text: str) -> str:
 
 
 def config_values(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the config of a step train: key → value; empty where the manifest names none.
+    """The values of the config of a step train: key → value.
 
     Raises:
-        UserError: the file has changed since.
+        UserError: the manifest names none, or the file has changed since.
     """
     found: dict[str, Any] = {}
     for name, recorded in training.get("inputs", {}).items():
@@ -163,6 +164,8 @@ def config_values(training: Mapping[str, Any]) -> dict[str, Any]:
             if not (ROOT / name).is_file() or describe_file(ROOT / name) != recorded:
                 raise UserError(f"{ROOT / name}: is not what the step train ran with")
             found |= read_config(ROOT / name, [])
+    if not found:
+        raise UserError(f"manifests/train.json: names no file of {ROOT / 'configs'} as an input")
     return found
 
 
