@@ -82,12 +82,12 @@ def select_checkpoints(inputs: Sequence[Path], last: int, by: str) -> list[Path]
     if len(numbered) < last:
         raise UserError(
             f"{where}: {len(numbered)} checkpoints named {PATTERN_NAMES[by]}, fewer than "
-            f"--last {last}; {_advice(numbered, by)}"
+            f"--last {last}; {_advice(numbered, last, by)}"
         )
     return [numbered[number] for number in sorted(numbered)[-last:]]
 
 
-def _advice(numbered: Mapping[int, Path], by: str) -> str:
+def _advice(numbered: Mapping[int, Path], last: int, by: str) -> str:
     """Which training option would have left more checkpoints."""
     if by == "update":
         keep, write = "--keep-interval-updates", "--save-interval-updates"
@@ -97,8 +97,10 @@ def _advice(numbered: Mapping[int, Path], by: str) -> str:
     if numbered:
         newest = load_checkpoint(numbered[max(numbered)])
         kept = kept_by_schedule(options(newest, "checkpoint"), by)
-    if kept:
+    if kept and kept < last:
         return f"the run was trained with {keep} {kept}, train with a greater one"
+    if kept:
+        return f"train longer, or save more often ({write})"
     return f"train longer, or save more often ({write}) and keep more ({keep})"
 
 

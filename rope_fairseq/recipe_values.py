@@ -139,7 +139,6 @@ class Recipe:
             "TOKENS_PER_UPDATE": self.tokens_per_update,
             "AVERAGE_LAST": self.average.last,
             "AVERAGE_BY": self.average.by,
-            **{f"EXPECTED_{kind.upper()}": score for kind, score in self.expected.items()},
         }
         bpe = [] if self.merges is None else ["--bpe", self.pieces.name]
         arrays: dict[str, Sequence[str]] = {

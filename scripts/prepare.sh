@@ -13,6 +13,9 @@ no_more_arguments
 
 corpus=$ROOT/data-prep/$RECIPE_CORPUS
 [[ -x $corpus/get.sh ]] || die "recipe $RECIPE_NAME: there is no $corpus/get.sh for its corpus"
+folders=("$corpus")
+# What get.sh does there is that of another corpus.
+[[ ! -e $corpus/uses ]] || folders+=("$ROOT/data-prep/$(<"$corpus/uses")")
 
 data=() tokens=() pieces=()
 for lang in "$RECIPE_SOURCE_LANG" "$RECIPE_TARGET_LANG"; do
@@ -52,7 +55,7 @@ binarize() {
     run mv "$new" "$WORK/data-bin"
 }
 
-run_step data --input "$corpus" "${named[@]}" \
+run_step data --input "${folders[@]}" "${named[@]}" \
     --option "langs=${langs[*]}" "data=${DATA_ARGS[*]}" \
     --output "${data[@]}" "$WORK/data/source.json" \
     -- "$corpus/get.sh" "$WORK/data" "${langs[@]}" "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"

@@ -389,8 +389,10 @@ def test_a_small_file_is_read_or_absent(tmp_path: Path) -> None:
             assert read_small(base, "nothing") is None
             with pytest.raises(UserError, match="its table is over 6 bytes"):
                 read_small(base, "table", limit=6)
-        server.statuses = [500]
-        with pytest.raises(UserError, match=f"{server.base}/table: HTTP 500 Internal Server"):
+        server.statuses = [500, 429]
+        assert read_small(server.base, "table") == b"content"
+        server.statuses = [401]
+        with pytest.raises(UserError, match=f"{server.base}/table: HTTP 401 Unauthorized"):
             read_small(server.base, "table")
 
 

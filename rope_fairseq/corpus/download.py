@@ -99,7 +99,10 @@ def read_small(base: str, path: str, limit: int = 1 << 20) -> bytes | None:
             except urllib.error.HTTPError as error:
                 if error.code in (403, 404, 410):
                     return None
-                raise UserError(f"{address}: HTTP {error.code} {error.reason}") from None
+                reason = f"HTTP {error.code} {error.reason}"
+                if error.code not in PASSING:
+                    raise UserError(f"{address}: {reason}") from None
+                lost = _wait(address, _LostError(reason), lost)
             except (OSError, http.client.HTTPException) as error:
                 lost = _wait(address, _LostError(error), lost)
             except _LostError as error:
