@@ -1,6 +1,5 @@
 """The results of ``scripts/table.sh``, for their table and their figures."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +8,7 @@ from typing import Any
 from benchmarks.encodings import SOURCES
 from benchmarks.encodings_table import Record, read_json
 from rope_fairseq.errors import UserError
-from rope_fairseq.evaluation.known_run import content, settings
-
-#: In which runs of one table may differ, beside what follows from it.
-ENCODING, SEED = "model.position_encoding", "common.seed"
+from rope_fairseq.evaluation.known_run import ENCODING, SEED, content, files_of, settings
 
 
 @dataclass(frozen=True)
@@ -82,22 +78,15 @@ def read(results: Path, recipe: str) -> Runs:
             recipe, data, config, options, average, other kinds or signatures of scores.
     """
     runs: Runs = {}
-    for encoding in SOURCES:
-        pattern = re.compile(re.escape(f"{recipe}-{encoding}-seed") + r"(\d+)\.json")
-        found = [
-            (int(match[1]), path)
-            for path in results.glob("*.json")
-            if (match := pattern.fullmatch(path.name))
-        ]
-        for seed, path in sorted(found):
-            record = read_json(path)
-            assert record is not None
-            is_ = tuple(record.get(key) for key in ("recipe", "position_encoding", "seed"))
-            if is_ != (recipe, encoding, seed):
-                raise UserError(
-                    f"{path}: is of recipe {is_[0]}, position encoding {is_[1]}, seed {is_[2]}"
-                )
-            runs.setdefault(encoding, []).append(Run(path, record))
+    for encoding, seed, path in files_of(recipe, results, SOURCES):
+        record = read_json(path)
+        assert record is not None
+        is_ = tuple(record.get(key) for key in ("recipe", "position_encoding", "seed"))
+        if is_ != (recipe, encoding, seed):
+            raise UserError(
+                f"{path}: is of recipe {is_[0]}, position encoding {is_[1]}, seed {is_[2]}"
+            )
+        runs.setdefault(encoding, []).append(Run(path, record))
     check_alike([run for some in runs.values() for run in some])
     return runs
 

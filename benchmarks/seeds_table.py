@@ -16,9 +16,10 @@ from typing import Any
 
 from benchmarks import ROOT, table
 from benchmarks.encodings import SINUSOIDAL, SOURCES
-from benchmarks.encodings_table import NOT_RUN, same
+from benchmarks.encodings_table import NOT_RUN, Record, same
 from benchmarks.seeds import Run, Runs, read
 from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.evaluation.known_run import ENCODING, SEED
 from rope_fairseq.evaluation.seeds import LEAST, Comparison, summary, welch
 from rope_fairseq.files import replacing
 
@@ -56,10 +57,18 @@ PUBLISHED = {
 
 
 def published_for(recipe: str, runs: Runs) -> tuple[Published, ...]:
-    """What is published for the data of the runs: nothing where they say that it is a miniature."""
-    signatures = [run.record["data"] for some in runs.values() for run in some]
-    unpublished = any("|published:no" in signature for signature in signatures)
-    return () if unpublished else PUBLISHED.get(recipe, ())
+    """What is published for such runs: nothing where they say that they change the recipe, or that
+    their data are a miniature."""
+    records = [run.record for some in runs.values() for run in some]
+    others = any(changes(record) or "|published:no" in record["data"] for record in records)
+    return () if others else PUBLISHED.get(recipe, ())
+
+
+def changes(record: Record) -> str:
+    """What a run changes of its recipe, beside the encoding and the seed; empty where nothing."""
+    own = tuple(f"{key}=" for key in (ENCODING, SEED))
+    said = "" if record["changes"] == "none" else record["changes"]
+    return "; ".join(one for one in said.split("; ") if one and not one.lstrip("+").startswith(own))
 
 
 def score_names(published: Sequence[Published], runs: Runs) -> list[str]:
@@ -153,6 +162,7 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
     def fact(say: Callable[[dict[str, Any]], str]) -> str:
         return same(records, say)
 
+    changed = fact(lambda run: f"Changes of the recipe: {changes(run) or 'none'}")
     ends = fact(lambda run: f"ended by {run['stopped_by'] or 'the last epoch'}")
     data = fact(lambda run: f"`{run['data']}`")
     batch = fact(_batch)
@@ -168,14 +178,14 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
         "Mean ± sample standard deviation over the seeds, which link to their results; of one seed "
         f"the value. {kinds}.",
         "",
-        f"Training {ends}; {batch}; average of the last {averaged['last']} checkpoints by "
-        f"{averaged['by']}; hours: {times or 'not recorded'}; {data}; {commit}; {machine}.",
+        f"{changed}. Training {ends}; {batch}; average of the last {averaged['last']} checkpoints "
+        f"by {averaged['by']}; hours: {times or 'not recorded'}; {data}; {commit}; {machine}.",
         "",
     ]
 
 
 def _batch(run: dict[str, Any]) -> str:
-    """``2 devices × 4,096 tokens × 1 batch``, as the configs say it; on a CPU a device is a process."""
+    """``2 devices × 4,096 tokens × 1 batch``, as in the configs; on a CPU they are processes."""
     devices, tokens = run.get("devices"), run["batch"]["dataset.max_tokens"]
     batches = run["batch"]["optimization.update_freq"][0]
     known = "devices not recorded" if devices is None else _counted(devices, "device")

@@ -9,8 +9,8 @@
 # RECIPE-curves.png and RECIPE-lengths.png.
 #
 # Results add up over machines and days: a run whose result is there is not made again, also where its
-# work folder is gone. A result of another run (other recipe, data, config or overrides) is an error
-# before anything is trained; with --force such a run is made anew, and no other.
+# work folder is gone. A result of another run (other recipe, data, config or overrides, other batches on
+# other devices) is an error before anything is trained; with --force such a run is made anew, and no other.
 
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -55,8 +55,11 @@ for ((index = 0; index < ${#ARGS[@]}; index++)); do
 done
 
 # A mistyped option should not wait for the data.
-DRY_RUN=1 "$ROOT/scripts/train.sh" "${others[@]}" --work "$work/${NAMES[0]}-seed${seeds[0]}" \
-    "model.position_encoding=${NAMES[0]}" "common.seed=${seeds[0]}" >/dev/null
+planned=$(DRY_RUN=1 "$ROOT/scripts/train.sh" "${others[@]}" --work "$work/${NAMES[0]}-seed${seeds[0]}" \
+    "model.position_encoding=${NAMES[0]}" "common.seed=${seeds[0]}")
+# What a device takes at once follows from how many there are.
+[[ $planned =~ dataset\.max_tokens=([0-9]+) ]]
+max_tokens=${BASH_REMATCH[1]}
 make_results "$results"
 
 # copy_data FOLDER: what prepare.sh has made, manifests last, so that it is up to date there. Copies, because
@@ -81,26 +84,19 @@ copy_data() (
 
 "$ROOT/scripts/prepare.sh" "$recipe" --work "$data" "${RECIPE_ARGS[@]}" "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"
 
-# is_known RESULT NAME SEED: whether it is the result of the run that would be made; says what differs.
-is_known() {
-    tool evaluation.known_run "$recipe" --result "$1" --data "$data/data.json" \
-        --config "$ROOT/configs/$RECIPE_CONFIG.yaml" \
-        --option "${options[@]}" "model.position_encoding=$2" "common.seed=$3" \
-        --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY"
-}
-
 # A result that cannot stay should not show after days of training.
-declare -A known=()
+runs=()
 for seed in "${seeds[@]}"; do
     for name in "${NAMES[@]}"; do
-        result=$results/$recipe-$name-seed$seed.json
-        [[ -e $result ]] || continue
-        if is_known "$result" "$name" "$seed"; then
-            known[$name-seed$seed]=1
-        elif [[ ! $force ]]; then
-            exit 2
-        fi
+        runs+=("$name-seed$seed")
     done
+done
+found=$(tool evaluation.known_run "$recipe" --results "$results" --runs "${runs[@]}" ${force:+--force} \
+    --data "$data/data.json" --config "$ROOT/configs/$RECIPE_CONFIG.yaml" --max-tokens "$max_tokens" \
+    --option "${options[@]}" --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY")
+declare -A known=()
+for name in $found; do
+    known[$name]=1
 done
 for seed in "${seeds[@]}"; do
     for name in "${NAMES[@]}"; do

@@ -53,6 +53,7 @@ def made(encoding: str, seed: int, value: float, **changes) -> dict:
             "tokens_per_update": "8192",
         },
         "config": {"model.position_encoding": "rope", "common.seed": 1, "model.dropout": 0.3},
+        "changes": f"common.seed={seed}; model.position_encoding={encoding}",
         "average": {"last": "10", "by": "epoch"},
         "devices": 1 if seed == 2 else 2,
         "batch": {"dataset.max_tokens": 4096, "optimization.update_freq": [2 if seed == 2 else 1]},
@@ -145,10 +146,21 @@ def test_one_run_or_none():
     assert raw.count("not run") == len(SOURCES) * 7
 
 
-def test_a_miniature_has_no_published_value_beside_it(tmp_path):
-    keep(tmp_path, made("rope", 1, 1.0, data="corpus:multi30k|published:no|sha256:0123"))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data": "corpus:multi30k|published:no|sha256:0123"}, "none"),
+        (
+            {"changes": "merges=500 (recipe: 10000); ++common.seed=1; model.dropout=0"},
+            "merges=500 (recipe: 10000); model.dropout=0",
+        ),
+    ],
+)
+def test_another_experiment_has_no_published_value_beside_it(change, said, tmp_path):
+    keep(tmp_path, made("rope", 1, 1.0, **change))
     text = seeds_table.render("multi30k", read(tmp_path, "multi30k"), tmp_path)
     assert "41.02" not in text and text.startswith("| encoding | seeds | sacreBLEU |")
+    assert f"Changes of the recipe: {said}. Training ended" in text
 
 
 def test_two_seeds_are_not_judged(tmp_path):

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -131,10 +132,19 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         *("--force", "--seeds", "1", "--encodings", "rope", "--devices", "1"),
         "model.dropout=0",
     )
+    refused = table_sh(project, *made)
+    assert refused.returncode == 2 and refused.stderr == (
+        f"error: {kept}/toy-rope-seed7.json: of another run, no table can have both: model.dropout "
+        "was 0.1, is 0; remove it\n"
+    )
+    for name in results(kept):
+        if name != RUNS[0]:
+            (kept / f"toy-{name}.json").unlink()
     folder = work / RUNS[0]
     for _ in range(2):
         done = table_sh(project, *made)
         assert done.returncode == 3
+        assert "table: rope-seed1 is made anew: model.dropout was 0.1, is 0\n" in done.stderr
         assert done.stdout.splitlines()[-1] == (
             f"would toy --devices 1 model.dropout=0 --work {folder} model.position_encoding=rope "
             "common.seed=1"
@@ -144,7 +154,8 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         # As if it had been killed while copying.
         (folder / "text" / "train.en").write_bytes(whole[:9])
         (folder / "manifests" / "sign.json").unlink()
-    assert {path: path.read_bytes() for path in kept.glob("*.json")} == before
+    (left,) = kept.glob("*.json")
+    assert left.read_bytes() == before[left]  # until there is another
 
 
 @pytest.mark.parametrize(
@@ -165,7 +176,7 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         (["demo", "--results", "/proc/none"], "--results /proc/none: cannot be made"),
         (
             ["wmt14-sinusoidal"],
-            "recipe wmt14-sinusoidal: has model.position_encoding=sinusoidal itself; choose one that",
+            "recipe wmt14-sinusoidal: has model.position_encoding=sinusoidal itself; choose one",
         ),
         (["dema"], "recipe 'dema': there is no"),
         ([], "no recipe given; usage: table.sh RECIPE"),
@@ -191,6 +202,8 @@ def kept() -> dict:
         "options": OPTIONS,
         "config": CONFIG,
         "average": {"last": "5", "by": "update"},
+        "batch": {"dataset.max_tokens": 4096, "optimization.update_freq": [2]},
+        "scores": [{"name": "chrF2", "signature": f"nrefs:1|version:{version('sacrebleu')}"}],
         "commit": "abc",
     }
 
@@ -214,23 +227,70 @@ def kept() -> dict:
         ({"options": OPTIONS | {"+x.y": "[1"}}, "x.y was not set, is [1"),
         ({"config": CONFIG | {"optimization.lr": [0.25]}}, "optimization.lr was [0.5], is [0.25]"),
         ({"average": {"last": "3", "by": "update"}}, "last was 5, is 3"),
+        ({"batch": {"dataset.max_tokens": 4096}}, None),
+        (
+            {"batch": {"dataset.max_tokens": 2048}},
+            "dataset.max_tokens was 4096, is 2048 on as many",
+        ),
     ],
 )
 def test_what_makes_another_run(change, expected):
-    wanted = {name: value for name, value in kept().items() if name != "commit"} | change
+    wanted = {name: kept()[name] for name in kept() if name not in ("commit", "scores")} | change
     found = known_run.difference(kept(), wanted)
     assert found is None if expected is None else found is not None and expected in found
 
 
-def test_a_result_of_an_older_form_is_refused(tmp_path, capsys):
-    result, data = tmp_path / "it.json", tmp_path / "data.json"
-    result.write_text('{"data": "x", "recipe": "demo"}')
-    data.write_text('{"signature": "x"}')
-    words = ("demo", "--data", data, "--config", ROOT / "configs" / "demo.yaml")
-    assert call(known_run.main, *words, "--result", result, "--option", "a=b") == 2
-    error = capsys.readouterr().err
-    assert error == (
-        f"error: {result}: of another run: it does not say its options; remove it or say --force\n"
-    )
-    assert call(known_run.main, *words, "--result", data) == 2
-    assert "it does not say its recipe" in capsys.readouterr().err
+def test_another_version_of_sacrebleu_makes_another_score():
+    wanted = {name: kept()[name] for name in kept() if name not in ("commit", "scores")}
+    old = kept() | {"scores": [{"name": "chrF2", "signature": "nrefs:1|version:1.5.0"}]}
+    expected = f"its sacreBLEU was 1.5.0, is {version('sacrebleu')}"
+    assert known_run.difference(old, wanted) == expected
+
+
+def test_all_results_of_a_recipe_are_looked_at(tmp_path, capsys):
+    """Asked for or not: all of them come into the table."""
+    results, data, config = tmp_path / "results", tmp_path / "data.json", tmp_path / "toy.yaml"
+    results.mkdir()
+    data.write_text(json.dumps({"signature": SIGNATURE}))
+    config.write_text("common:\n  seed: 4\noptimization:\n  lr: [0.5]\n")
+    same = {"config": {"common.seed": 4, "optimization.lr": [0.5]}}
+
+    def keep(encoding: str, seed: int, **changes) -> Path:
+        own = {"model.position_encoding": encoding, "common.seed": str(seed)}
+        path = results / f"toy-{encoding}-seed{seed}.json"
+        path.write_text(json.dumps(kept() | same | {"options": OPTIONS | own} | changes))
+        return path
+
+    words = ("toy", "--results", results, "--data", data, "--config", config, "--max-tokens", 4096)
+    words += ("--option", "model.dropout=0.1", "--average", "last=5", "by=update", "--runs")
+    runs = ("rope-seed1", "rope-seed2", "t5-seed1")
+    assert call(known_run.main, *words, *runs) == 0 and capsys.readouterr().out == "\n"
+    for encoding, seed in (("rope", 1), ("rope", 10), ("t5", 1)):
+        keep(encoding, seed)
+    (results / "toy-raw-rope-seed2.json").write_text("{}")  # of the recipe toy-raw
+    assert call(known_run.main, *words, *runs) == 0
+    assert capsys.readouterr().out.split() == ["rope-seed1", "t5-seed1"]
+
+    whole = (results / "toy-t5-seed1.json").read_text()
+    other = keep("t5", 1, average={"last": "3", "by": "update"})
+    assert call(known_run.main, *words, *runs) == 2
+    message = "of another run: last was 3, is 5; remove it or say --force"
+    assert capsys.readouterr().err == f"error: {other}: {message}\n"
+    assert call(known_run.main, *words, *runs, "--force") == 0
+    out, err = capsys.readouterr()
+    assert out == "rope-seed1\n" and err == "table: t5-seed1 is made anew: last was 3, is 5\n"
+    # What is not asked for is not made anew either, and would be found in the table.
+    for force in ((), ("--force",)):
+        assert call(known_run.main, *words, "rope-seed1", *force) == 2
+        message = "of another run, no table can have both: last was 3, is 5; remove it"
+        assert capsys.readouterr().err == f"error: {other}: {message}\n"
+
+    for content, message in (
+        ({"data": "x", "recipe": "toy"}, "it does not say its config"),
+        ({"recipe": "toy"}, "it does not say its data"),
+        (json.loads(whole) | {"scores": 5}, "it was not written by scripts/table.sh"),
+    ):
+        other.write_text(json.dumps(content))
+        assert call(known_run.main, *words, *runs) == 2
+        error = capsys.readouterr().err
+        assert error == f"error: {other}: of another run: {message}; remove it or say --force\n"

@@ -1,16 +1,21 @@
-"""Is a run that is kept the one that would be made?
+"""Which of a recipe's runs are kept already, and are they those that would be made?
 
-    python -m rope_fairseq.evaluation.known_run RECIPE --result JSON --data DATA --config YAML
-        --option K=V … --average K=V …
+    python -m rope_fairseq.evaluation.known_run RECIPE --results DIR --runs rope-seed1 … \\
+        --data DATA --config YAML --max-tokens N --option K=V … --average K=V … [--force]
 
-JSON is what :mod:`~rope_fairseq.evaluation.run_record` has written of a run, on whichever machine;
-DATA the ``data.json`` of the data that are ready here; the options are those of the steps train and
-average. Another run is refused, in one line that says what differs. Versions, commit and hardware
-may differ: the record names them.
+In DIR lie the files ``RECIPE-ENCODING-seedN.json`` that
+:mod:`~rope_fairseq.evaluation.run_record` has written, on whichever machine; DATA is the
+``data.json`` of the data that are ready here; N the most tokens that a device would take at once;
+the options are those of the steps train and average, but for encoding and seed. Those of the runs
+that are kept are printed. All files make one table: one of another run is refused, in one line that
+says what differs, with ``--force`` unless it is among the runs, which are then made anew. Versions,
+commit and hardware may differ: the record names them. sacreBLEU's version may not.
 """
 
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,26 @@ import yaml
 
 from rope_fairseq.corpus.signature import read_record
 from rope_fairseq.errors import Parser, UserError, run_main
+from rope_fairseq.position.options import ENCODINGS
 from rope_fairseq.schedule import MAX_TOKENS, UPDATE_FREQ, read_config
+
+#: In which runs of one table may differ, beside what follows from it.
+ENCODING, SEED = "model.position_encoding", "common.seed"
+
+
+def files_of(
+    recipe: str, results: Path, encodings: Iterable[str] = ENCODINGS
+) -> Iterator[tuple[str, int, Path]]:
+    """The files of a recipe's runs: encoding and seed by the name, and the path; by encoding in the
+    given order, then by seed."""
+    for encoding in encodings:
+        pattern = re.compile(re.escape(f"{recipe}-{encoding}-seed") + r"(\d+)\.json")
+        found = [
+            (int(match[1]), path)
+            for path in results.glob("*.json")
+            if (match := pattern.fullmatch(path.name))
+        ]
+        yield from ((encoding, seed, path) for seed, path in sorted(found))
 
 
 def content(signature: str) -> str:
@@ -61,7 +85,8 @@ def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
 
     Args:
         kept: the record of a run.
-        wanted: ``recipe``, ``data``, ``config``, ``options`` and ``average`` of a record.
+        wanted: ``recipe``, ``data``, ``config``, ``options``, ``average`` and ``batch`` of a
+            record; of ``batch`` only what a device takes at once.
     """
     missing = [name for name in wanted if name not in kept]
     if missing:
@@ -74,6 +99,18 @@ def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
         was, is_ = (side.get(key, "not set") for side in sides)
         if was != is_:
             return f"{key} was {was}, is {is_}"
+    was, is_ = (record["batch"][MAX_TOKENS] for record in (kept, wanted))
+    if was != is_:
+        # Longer sentences are left out, and the batches are others.
+        return f"{MAX_TOKENS} was {was}, is {is_} on as many devices as here; say --devices N"
+    tools = {
+        found[1]
+        for score in kept["scores"]
+        if (found := re.search(r"\|version:([^|]+)", score["signature"]))
+    }
+    installed = version("sacrebleu")
+    if tools != {installed}:
+        return f"its sacreBLEU was {', '.join(sorted(tools))}, is {installed}"
     return None
 
 
@@ -84,24 +121,42 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
 def main() -> None:
     parser = Parser(prog="python -m rope_fairseq.evaluation.known_run")
     parser.add_argument("recipe")
-    for name, metavar in (("--result", "JSON"), ("--data", "JSON"), ("--config", "YAML")):
+    for name, metavar in (("--results", "DIR"), ("--data", "JSON"), ("--config", "YAML")):
         parser.add_argument(name, type=Path, required=True, metavar=metavar)
+    parser.add_argument("--max-tokens", type=int, required=True, metavar="N")
+    parser.add_argument("--runs", nargs="+", required=True, metavar="ENCODING-seedN")
     for name in ("--option", "--average"):
         parser.add_argument(name, nargs="+", default=[], metavar="K=V")
+    parser.add_argument("--force", action="store_true")
     arguments = parser.parse_args()
     wanted = {
         "recipe": arguments.recipe,
         "data": read_record(arguments.data)["signature"],
-        "options": _mapping(arguments.option),
         "config": read_config(arguments.config, []),
         "average": _mapping(arguments.average),
+        "batch": {MAX_TOKENS: arguments.max_tokens},
     }
-    try:
-        found = difference(read_record(arguments.result), wanted)
-    except (LookupError, TypeError, AttributeError):
-        raise UserError(f"{arguments.result}: not written by scripts/table.sh") from None
-    if found is not None:
-        raise UserError(f"{arguments.result}: of another run: {found}; remove it or say --force")
+    options = _mapping(arguments.option)
+    known, anew = [], []
+    for encoding, seed, path in files_of(arguments.recipe, arguments.results):
+        run = f"{encoding}-seed{seed}"
+        own = options | {ENCODING: encoding, SEED: str(seed)}
+        try:
+            found = difference(read_record(path), wanted | {"options": own})
+        except (LookupError, TypeError, AttributeError):
+            found = "it was not written by scripts/table.sh"
+        if found is None:
+            if run in arguments.runs:
+                known.append(run)
+        elif run not in arguments.runs:
+            raise UserError(f"{path}: of another run, no table can have both: {found}; remove it")
+        elif not arguments.force:
+            raise UserError(f"{path}: of another run: {found}; remove it or say --force")
+        else:
+            anew.append(f"table: {run} is made anew: {found}")
+    print(*known, sep="\n")
+    for line in anew:
+        print(line, file=sys.stderr)
 
 
 if __name__ == "__main__":
