@@ -222,22 +222,24 @@ run_step() {
     esac
     # A run that goes on keeps what it has logged; whether a training does, it knows itself.
     [[ $reason == interrupted* || ${KEEPS_LOG:-} ]] || : >"$log"
-    local before
-    before=$(stat -c %s "$log" 2>/dev/null || echo 0)
+    local errors=$WORK/logs/.$name.errors
+    : >"$errors"
     # Standard output and standard error each keep their way and are both copied to the log.
     # The command runs under set -e even where it is a function.
     set +e
     {
         {
             (set -e; "$@") 2>&3 3>&- | tee -a "$log" >&4
-        } 3>&1 | tee -a "$log" >&2
+        } 3>&1 | tee -a "$log" "$errors" >&2
     } 4>&1
     status=${PIPESTATUS[0]}
     set -e
     if ((status)); then
-        tail -c "+$((before + 1))" "$log" | grep -q '^error: ' ||
+        grep -q '^error: ' "$errors" ||
             echo "error: step $name failed with status $status; its output is in $log" >&2
+        rm "$errors"
         exit "$status"
     fi
+    rm "$errors"
     tool manifest write --file "$file" "${guard[@]}"
 }

@@ -28,11 +28,12 @@ OPTIONS = {
     "tokens_per_update": "25000",
     "task.source_lang": "'en'",
     "task.target_lang": "'de'",
-    "model.position_encoding": "rope",
+    "model.position_encoding": "sinusoidal",
 }
+RECIPE = "wmt14-sinusoidal"
 
 
-def told(folder, data: Any, options: dict[str, str], recipe: str = "wmt14") -> dict[str, str]:
+def told(folder, data: Any, options: dict[str, str], recipe: str = RECIPE) -> dict[str, str]:
     (folder / "data.json").write_text(json.dumps(data))
     (folder / "train.json").write_text(json.dumps({"options": options}))
     return about(load_recipe(recipe), folder)
@@ -40,7 +41,7 @@ def told(folder, data: Any, options: dict[str, str], recipe: str = "wmt14") -> d
 
 def test_a_model_as_the_recipe_says_has_no_changes(tmp_path):
     assert told(tmp_path, DATA, OPTIONS) == {
-        "recipe": "wmt14",
+        "recipe": RECIPE,
         "data": "corpus:wmt14|…",
         "changes": "none",
     }
@@ -100,10 +101,10 @@ def test_merges_and_text_options_are_compared_too(tmp_path):
         ),
         (
             DATA,
-            OPTIONS | {"model.position_encoding": "sinusoidal"},
-            "has model.position_encoding=rope, but the model was trained without it",
+            OPTIONS | {"model.position_encoding": "rope"},
+            "has model.position_encoding=sinusoidal, but the model was trained without it",
         ),
-        (DATA, {"model.position_encoding": "rope"}, "are not those of average.sh"),
+        (DATA, {"model.position_encoding": "sinusoidal"}, "are not those of average.sh"),
         ({}, OPTIONS, "are not those of average.sh"),
         ([], OPTIONS, "expected a JSON object"),
     ],
