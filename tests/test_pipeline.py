@@ -140,7 +140,9 @@ def test_two_runs_may_take_turns_and_lose_nothing(project):
     ],
 )
 def test_bad_input_to_training_is_one_line(project, arguments, message):
-    if any(argument.startswith(("model.", "optimization.", "checkpoint.")) for argument in arguments):
+    if any(
+        argument.startswith(("model.", "optimization.", "checkpoint.")) for argument in arguments
+    ):
         succeed(script(project, "prepare.sh", "toy"))
     result = script(project, "train.sh", *arguments)
     assert result.returncode != 0
