@@ -19,7 +19,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pickle import UnpicklingError
 from types import ModuleType, TracebackType
@@ -292,20 +292,10 @@ def end_loading_at_exit() -> None:
     consumers: weakref.WeakSet[Any] = weakref.WeakSet()
     stopping = threading.Event()
 
-    class UntilStopped:
-        """What a consumer reads. torch's iterator lives as long as the loop over it: were it kept,
-        it would end with the garbage, which waits 5 seconds for torch's processes."""
-
-        def __init__(self, source: Any) -> None:
-            self.source = source
-
-        def __iter__(self) -> Iterator[Any]:
-            return itertools.takewhile(lambda _: not stopping.is_set(), self.source)
-
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def run(self: Any) -> None:
             consumers.add(self)
-            self._source = UntilStopped(self._source)
+            self._source = itertools.takewhile(lambda _: not stopping.is_set(), self._source)
             original(self)
 
         return run

@@ -1,7 +1,6 @@
 """Each patch of fairseq at work, on fairseq's own functions."""
 
 import argparse
-import multiprocessing
 import os
 import re
 import shutil
@@ -14,13 +13,12 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import data_utils
-from fairseq.data.iterators import BufferedIterator, EpochBatchIterator
+from fairseq.data.iterators import EpochBatchIterator
 from fairseq.distributed import utils as distributed_utils
 from fairseq.file_io import PathManager
 from fairseq.tasks import FairseqTask
 from fairseq.trainer import Trainer
 from fairseq_cli import train
-from torch.utils.data import DataLoader
 
 import rope_fairseq
 from rope_fairseq import compat
@@ -186,15 +184,6 @@ def test_a_process_that_ends_while_batches_are_loaded_ends_well():
     )
     result = python(code)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def test_the_processes_that_load_batches_end_with_the_batches():
-    """And not with the garbage: there torch waits 5 seconds for each."""
-    before = set(multiprocessing.active_children())
-    batches = BufferedIterator(2, DataLoader(range(8), num_workers=1))
-    assert len(list(batches)) == 8
-    batches._consumer.join()
-    assert set(multiprocessing.active_children()) == before
 
 
 def test_missing_files_and_refused_checkpoints_are_one_line(tmp_path):
