@@ -31,6 +31,9 @@ from tests.tiny import (
 
 PLUGIN = ROOT / "rope_fairseq"
 VALIDATE = ("--task", "translation", "--max-tokens", "4096")  # it has no defaults for these
+# By default one process loads batches. Where fairseq's command is not a process of its own, torch
+# waits 5 seconds for it once it is garbage.
+HERE = ("--user-dir", PLUGIN, "--num-workers", "0")
 SEARCH = ("--beam", "4", "--lenpen", "0.6", "--max-len-a", "1", "--max-len-b", "50")
 
 
@@ -53,9 +56,7 @@ def hypotheses(output: str) -> dict[int, str]:
 def generate_here(capsys, data, path, *extra) -> str:
     """fairseq-generate in this process; its standard output."""
     capsys.readouterr()
-    status = call(
-        generate.cli_main, data, "--user-dir", PLUGIN, "--path", path, "--no-progress-bar", *extra
-    )
+    status = call(generate.cli_main, data, *HERE, "--path", path, "--no-progress-bar", *extra)
     assert status == 0
     return capsys.readouterr().out
 
@@ -129,10 +130,7 @@ def test_default_options_lose_no_line(work, tmp_path, capsys, monkeypatch, count
         "reduce_metrics",
         lambda self, logs, criterion: seen.append(sum(log["nsentences"] for log in logs)),
     )
-    assert (
-        call(validate.cli_main, tmp_path, *VALIDATE, "--user-dir", PLUGIN, "--path", model, *data)
-        == 0
-    )
+    assert call(validate.cli_main, tmp_path, *VALIDATE, *HERE, "--path", model, *data) == 0
     assert seen == [count]
     output = generate_here(capsys, tmp_path, model, *data)
     assert sorted(hypotheses(output)) == list(range(count))
