@@ -26,6 +26,11 @@ class Run:
         """The value of a kind of score, such as ``sacreBLEU``."""
         return next(found["value"] for found in self.record["scores"] if found["name"] == score)
 
+    @property
+    def lowest_loss(self) -> float:
+        """On the validation set, in bits a token with smoothed labels."""
+        return min(loss for _, loss in self.record["validation_loss"])
+
 
 #: By encoding, in the order of the table; seeds rising; encodings that were not run are left out.
 Runs = dict[str, list[Run]]

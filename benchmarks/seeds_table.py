@@ -28,6 +28,7 @@ BASELINE = SINUSOIDAL
 COMPOUNDS = "compound-split BLEU"
 #: The order of the columns; the published kind of a recipe comes first.
 SCORES = ("sacreBLEU", "tokenized BLEU", COMPOUNDS, "chrF2")
+LOSS = "validation loss"
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ def score_names(published: Sequence[Published], runs: Runs) -> list[str]:
     return list(dict.fromkeys(first))
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 2) -> str:
     """``41.02 ± 0.31``, of one value ``41.02``."""
     found = summary(values)
-    return f"{found.mean:.2f}" + ("" if found.std is None else f" ± {found.std:.2f}")
+    std = "" if found.std is None else f" ± {found.std:.{digits}f}"
+    return f"{found.mean:.{digits}f}{std}"
 
 
 def span(values: Sequence[int]) -> str:
@@ -99,12 +101,13 @@ def rows(
     for encoding in SOURCES:
         beside = [str(entry) for entry in published if entry.encoding == encoding]
         some = runs.get(encoding)
-        cells = [NOT_RUN] * (len(names) + 3)
+        cells = [NOT_RUN] * (len(names) + 4)
         if some:
             links = (f"[{run.seed}]({os.path.relpath(run.path, folder)})" for run in some)
             cells = [
                 f"{len(some)}: {', '.join(links)}",
                 *(spread([run.value(name) for run in some]) for name in names),
+                spread([run.lowest_loss for run in some], 3),
                 span([run.record["parameters"] for run in some]),
                 span([run.record["updates"] for run in some]),
             ]
@@ -113,13 +116,14 @@ def rows(
         yield (f"`{encoding}`", *cells)
 
 
-def comparison(encoding: str, found: Comparison) -> tuple[str, ...]:
+def comparison(encoding: str, measure: str, found: Comparison, digits: int) -> tuple[str, ...]:
     p = "< 0.001" if found.p < 0.001 else f"{found.p:.3f}"
     units = "" if found.in_std is None else f"{found.in_std:+.1f}"
     return (
         f"`{encoding}`",
-        f"{found.difference:+.2f}",
-        f"{found.low:+.2f} to {found.high:+.2f}",
+        measure,
+        f"{found.difference:+.{digits}f}",
+        f"{found.low:+.{digits}f} to {found.high:+.{digits}f}",
         p,
         units,
     )
@@ -127,20 +131,24 @@ def comparison(encoding: str, found: Comparison) -> tuple[str, ...]:
 
 def against_baseline(runs: Runs, score: str) -> list[str]:
     """A table of the differences that can be judged, or the line that says that none can."""
-    values = {name: [run.value(score) for run in some] for name, some in runs.items()}
-    found = {
-        name: judged
-        for name in values
+    measures: tuple[tuple[str, Callable[[Run], float], int], ...] = (
+        (score, lambda run: run.value(score), 2),
+        (LOSS, lambda run: run.lowest_loss, 3),
+    )
+    baseline = runs.get(BASELINE, [])
+    cells = [
+        comparison(name, measure, judged, digits)
+        for name, some in runs.items()
         if name != BASELINE
-        and (judged := welch(values[name], values.get(BASELINE, []))) is not None
-    }
+        for measure, value, digits in measures
+        if (judged := welch([*map(value, some)], [*map(value, baseline)])) is not None
+    ]
     least = f"from {LEAST} seeds of an encoding and of `{BASELINE}` on"
-    if not found:
+    if not cells:
         return [f"Differences are judged {least}.", ""]
-    cells = [comparison(name, judged) for name, judged in found.items()]
-    title = f"{score}, against `{BASELINE}`"
+    title = f"against `{BASELINE}`"
     lines = table.columns(
-        *(title, "difference", "95 % interval", "p", "in standard deviations"), rows=cells
+        *(title, "of", "difference", "95 % interval", "p", "in standard deviations"), rows=cells
     )
     return [
         *lines,
@@ -176,7 +184,7 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
     averaged = first["average"]
     return [
         "Mean ± sample standard deviation over the seeds, which link to their results; of one seed "
-        f"the value. {kinds}.",
+        f"the value. {kinds}; {LOSS}: the lowest of the run, bits a token, smoothed labels.",
         "",
         f"{changed}. Training {ends}; {batch}; average of the last {averaged['last']} checkpoints "
         f"by {averaged['by']}; hours: {times or 'not recorded'}; {data}; {commit}; {machine}.",
@@ -209,7 +217,7 @@ def render(recipe: str, runs: Runs, folder: Path) -> str:
     if published:
         columns.insert(1, f"published {published[0].score}")
     cells = rows(published, runs, names, folder)
-    lines = table.columns("encoding", "seeds", *columns, "parameters", "updates", rows=cells)
+    lines = table.columns("encoding", "seeds", *columns, LOSS, "parameters", "updates", rows=cells)
     if runs:
         lines += against_baseline(runs, names[0]) + about(runs, names)
     return "\n".join(lines).strip()

@@ -59,7 +59,7 @@ def made(encoding: str, seed: int, value: float, **changes) -> dict:
         "batch": {"dataset.max_tokens": 4096, "optimization.update_freq": [2 if seed == 2 else 1]},
         "commit": "abc",
         "hardware": "Abacus, 2 cores",
-        "validation_loss": [[300, 9.0], [3500, 5.5], [7000, 4.125 + seed / 8]],
+        "validation_loss": [[300, 9.0], [3500, 4.125 + seed / 8], [7000, 5.5]],
         "stopped_by": "patience",
         "training_seconds": 3600.0 * seed,
     }
@@ -92,30 +92,30 @@ def test_the_table_of_made_results(tmp_path):
         each = (f"[{s}]({folder}/multi30k-{encoding}-seed{s}.json)" for s in seeds)
         return f"{len(seeds)}: {', '.join(each)}"
 
-    not_run = "not run | not run |  | " + " | ".join(["not run"] * 4)
+    not_run = "not run | not run |  | " + " | ".join(["not run"] * 5)
     assert lines[0] == (
         "| encoding | seeds | tokenized BLEU | published tokenized BLEU | sacreBLEU | chrF2 "
-        "| parameters | updates |"
+        "| validation loss | parameters | updates |"
     )
     assert lines[2:12] == [
         f"| `sinusoidal` | {links('sinusoidal', 1, 2, 10)} | 45.33 ± 4.93 | {wu} | 44.33 ± 4.93 "
-        "| 46.33 ± 4.93 | 2,600,000 | 7,001–7,010 |",
+        "| 46.33 ± 4.93 | 4.667 ± 0.617 | 2,600,000 | 7,001–7,010 |",
         f"| `learned` | {not_run} |",
         f"| `rope` | {links('rope', 1, 2, 3)} | 52.50 ± 0.87 |  | 51.50 ± 0.87 | 53.50 ± 0.87 "
-        "| 2,600,000 | 7,001–7,003 |",
+        "| 4.375 ± 0.125 | 2,600,000 | 7,001–7,003 |",
         f"| `shaw` | {not_run} |",
         f"| `transformer-xl` | {not_run} |",
-        f"| `t5` | {links('t5', 7)} | 42.01 |  | 41.01 | 43.01 | 2,600,000 | 7,007 |",
+        f"| `t5` | {links('t5', 7)} | 42.01 |  | 41.01 | 43.01 | 5.000 | 2,600,000 | 7,007 |",
         *(f"| `{name}` | {not_run} |" for name in ("tupe", "deberta", "alibi", "none")),
     ]
     assert lines[13] == (
-        "| tokenized BLEU, against `sinusoidal` | difference | 95 % interval | p "
-        "| in standard deviations |"
+        "| against `sinusoidal` | of | difference | 95 % interval | p | in standard deviations |"
     )
     # By the formula that test_seeds.py tests; t5 has one seed and is not judged.
-    assert lines[15] == "| `rope` | +7.17 | -4.61 to +18.94 | 0.124 | +2.0 |"
-    assert lines[16] == "" and "from 3 seeds of an encoding and of `sinusoidal` on" in lines[17]
-    said = "\n".join(lines[18:])
+    assert lines[15] == "| `rope` | tokenized BLEU | +7.17 | -4.61 to +18.94 | 0.124 | +2.0 |"
+    assert lines[16] == "| `rope` | validation loss | -0.292 | -1.746 to +1.163 | 0.501 | -0.7 |"
+    assert lines[17] == "" and "from 3 seeds of an encoding and of `sinusoidal` on" in lines[18]
+    said = "\n".join(lines[19:])
     for expected in (
         "of one seed the value. tokenized BLEU: tokens as distributed, `nrefs:1|",
         "Training ended by patience (sinusoidal 1, sinusoidal 2, sinusoidal 10, rope 1, rope 2, ",
@@ -143,7 +143,7 @@ def test_one_run_or_none():
     assert lines[0].startswith("| encoding | seeds | tokenized BLEU | published tokenized BLEU |")
     raw = seeds_table.render("multi30k-raw", {}, ROOT)
     assert "41.02" not in raw and raw.startswith("| encoding | seeds | sacreBLEU | tokenized BLEU ")
-    assert raw.count("not run") == len(SOURCES) * 7
+    assert raw.count("not run") == len(SOURCES) * 8
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_the_files_decide_what_is_written(tmp_path, capsys):
         return call(seeds_table.main, *words, *more)
 
     assert written(page) == 0
-    assert page.read_text().count("not run") == len(SOURCES) * 7
+    assert page.read_text().count("not run") == len(SOURCES) * 8
     keep(kept, *(made(name, seed, 40.0 + seed) for name in SOURCES for seed in (1, 2, 3)))
     assert written(page) == 0
     text = seeds_table.render("multi30k", read(kept, "multi30k"), tmp_path)
@@ -264,7 +264,7 @@ def test_the_figures(tmp_path, capsys):
     assert len(axes.lines) == 3 * len(SOURCES)
     # Updates below a tenth of the highest are left out.
     assert list(axes.lines[0].get_xdata()) == [3500, 7000]
-    assert list(axes.lines[0].get_ydata()) == [5.5, 4.25]
+    assert list(axes.lines[0].get_ydata()) == [4.25, 5.5]
     looks = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
     assert len(looks) == len(SOURCES) > len(COLOURS)
 
