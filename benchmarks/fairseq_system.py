@@ -158,7 +158,7 @@ class Decoding:
 
     def export(self, folder: Path) -> None:
         """Write the model for CTranslate2: ``folder/float32`` and ``folder/int8``."""
-        from rope_fairseq.export import build_spec, quantize
+        from rope_fairseq.ctranslate2_spec import build_spec, quantize
 
         for quantization in ("float32", "int8"):
             spec = build_spec(self.model, self.task.source_dictionary, self.task.target_dictionary)

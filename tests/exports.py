@@ -7,7 +7,7 @@ import ctranslate2
 import torch
 from fairseq.data import Dictionary
 
-from rope_fairseq import ctranslate2_engine, export, translate
+from rope_fairseq import ctranslate2_engine, ctranslate2_spec, export, translate
 from tests.tiny import call, sentences, tiny_work
 
 LINES = [source for source, _ in sentences(60, 7)]
@@ -25,8 +25,8 @@ def sharpened(model: Any) -> Any:
 
 def exported(model: Any, folder: Path, quantization: str = "float32") -> Any:
     dictionaries = (model.encoder.dictionary, model.decoder.dictionary)
-    spec = export.build_spec(model, *dictionaries)
-    export.quantize(spec, quantization)
+    spec = ctranslate2_spec.build_spec(model, *dictionaries)
+    ctranslate2_spec.quantize(spec, quantization)
     folder.mkdir(exist_ok=True)
     spec.save(str(folder))
     return ctranslate2.Translator(str(folder), intra_threads=1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rope_fairseq import export
+from rope_fairseq import ctranslate2_spec, export
 from rope_fairseq.errors import UserError
 from rope_fairseq.models.rope_transformer import RopeTransformerModel
 from rope_fairseq.position import ENCODINGS
@@ -92,7 +92,7 @@ def test_scores_of_every_encoding_are_those_of_pytorch(tmp_path, options, pre_no
         dict(share_decoder_input_output_embed=True),
         dict(layernorm_embedding=True, no_scale_embedding=True),
         dict(encoder_layerdrop=0.5, decoder_layerdrop=0.5, checkpoint_activations=True),
-        *(dict(activation_fn=name) for name in export.ACTIVATIONS),
+        *(dict(activation_fn=name) for name in ctranslate2_spec.ACTIVATIONS),
     ],
     ids=str,
 )
@@ -163,7 +163,7 @@ def test_quantized_models_are_small_and_close(tmp_path, quantization, size, diff
 def test_what_ctranslate2_lacks_is_refused(options, says):
     model = build_small(**options)
     with pytest.raises(UserError, match=says):
-        export.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
+        ctranslate2_spec.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
 
 
 LONGER = dict(rope_scaling_factor=2.0, rope_original_max_positions=512)
@@ -178,7 +178,7 @@ LONGER = dict(rope_scaling_factor=2.0, rope_original_max_positions=512)
                 f"--position-encoding {name}: CTranslate2 has rope, sinusoidal, learned, none",
             )
             for name in ENCODINGS
-            if name not in export.ENCODINGS
+            if name not in ctranslate2_spec.ENCODINGS
         ),
         *(
             (
@@ -194,23 +194,23 @@ def test_other_encodings_and_scalings_are_refused(options, says):
     """Computed otherwise, and some without a parameter that would show it."""
     model = build_small(**options)
     with pytest.raises(UserError) as caught:
-        export.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
+        ctranslate2_spec.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
     assert str(caught.value) == says
 
 
 def test_scores_of_every_encoding_and_scaling_are_compared_or_refused():
     served = {"rope", "sinusoidal", "learned", "none"}
     refused = {"shaw", "transformer-xl", "t5", "tupe", "deberta", "alibi"}
-    assert (set(export.ENCODINGS), set(ENCODINGS)) == (served, served | refused)
-    assert set(export.SCALINGS) == {"none", "linear", "ntk"}
-    assert set(SCALINGS) == {*export.SCALINGS, "dynamic", "yarn"}
+    assert (set(ctranslate2_spec.ENCODINGS), set(ENCODINGS)) == (served, served | refused)
+    assert set(ctranslate2_spec.SCALINGS) == {"none", "linear", "ntk"}
+    assert set(SCALINGS) == {*ctranslate2_spec.SCALINGS, "dynamic", "yarn"}
 
 
 def test_other_attention_is_refused():
     model = build_small()
     model.encoder.layers[0].self_attn = torch.nn.Identity()
     with pytest.raises(UserError, match="Identity: CTranslate2 has no such layer"):
-        export.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
+        ctranslate2_spec.build_spec(model, model.encoder.dictionary, model.decoder.dictionary)
 
 
 @pytest.fixture(scope="module")

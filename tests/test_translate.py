@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from rope_fairseq import translate
+from rope_fairseq import fairseq_engine, translate
 from rope_fairseq.errors import UserError
 from rope_fairseq.hub import GENERATION
 from rope_fairseq.position import BOUNDED
@@ -120,9 +120,9 @@ def test_text_without_a_word_needs_no_generation(model, monkeypatch, capsysbinar
 
 def test_a_checkpoint_in_the_folder_is_used_in_place_of_the_averaged_one(copy, monkeypatch):
     shutil.copy(copy / "averaged.pt", copy / "other.pt")
-    loaded = translate.load_model(copy / "other.pt", None, "{}")
+    loaded = fairseq_engine.load_model(copy / "other.pt", None, "{}")
     assert loaded.checkpoint == copy / "other.pt"
-    assert translate.load_model(copy, None, "{}").checkpoint == copy / "averaged.pt"
+    assert fairseq_engine.load_model(copy, None, "{}").checkpoint == copy / "averaged.pt"
 
 
 def test_lines_that_are_too_long_are_named_before_anything_is_translated(
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_calls_a_function_is_refused_and_nothing_runs(copy, tm
     ],
 )
 def test_lost_repeated_and_unasked_hypotheses_are_an_error(model, monkeypatch, said, says):
-    loaded = translate.load_model(model, None, "{}")
+    loaded = fairseq_engine.load_model(model, None, "{}")
     script = f"import sys; sys.stdout.write({said!r})"
     # fairseq-generate replaced by a program that says what a defective one would.
     real = subprocess.Popen
@@ -246,17 +246,18 @@ def test_lost_repeated_and_unasked_hypotheses_are_an_error(model, monkeypatch, s
         subprocess, "Popen", lambda command, **how: real([sys.executable, "-c", script], **how)
     )
     with pytest.raises(UserError, match=says):
-        translate.generate(loaded, ["▁the", "▁page"], [])
+        translate.collect(fairseq_engine.generate(loaded, ["▁the", "▁page"], []), 2)
 
 
 def test_hypotheses_come_back_in_the_order_of_their_ids(model, monkeypatch):
-    loaded = translate.load_model(model, None, "{}")
+    loaded = fairseq_engine.load_model(model, None, "{}")
     script = "print('2026 | INFO | H-9'); print('H-1\\t-1\\tb'); print('H-0\\t-1\\ta c')"
     real = subprocess.Popen
     monkeypatch.setattr(
         subprocess, "Popen", lambda command, **how: real([sys.executable, "-c", script], **how)
     )
-    assert translate.generate(loaded, ["▁the", "▁page"], []) == ["a c", "b"]
+    found = fairseq_engine.generate(loaded, ["▁the", "▁page"], [])
+    assert translate.collect(found, 2) == ["a c", "b"]
 
 
 def test_model_and_input_are_what_stands_before_the_options():
@@ -283,7 +284,7 @@ def test_options_that_break_one_line_for_one_line_are_refused(option):
 @pytest.mark.parametrize("overrides", ["[1]", "{", "x"])
 def test_model_overrides_must_be_a_dict(model, overrides):
     with pytest.raises(UserError, match="--model-overrides .*: must be a Python dict"):
-        translate.load_model(model, None, overrides)
+        fairseq_engine.load_model(model, None, overrides)
 
 
 def test_the_search_is_the_papers_or_that_of_a_config(tmp_path):

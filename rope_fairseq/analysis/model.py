@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from rope_fairseq.analysis.distances import ByDistance
 from rope_fairseq.checkpoint import load_checkpoint, options
 from rope_fairseq.errors import UserError
+from rope_fairseq.fairseq_engine import load_model
 from rope_fairseq.hub import from_pretrained
 from rope_fairseq.lines import progress, read_lines
 from rope_fairseq.multihead_attention import PositionedAttention
 from rope_fairseq.text import Text
-from rope_fairseq.translate import load_model
 
 # Of a batch, padding included: few, as the weights of all layers and heads are held at a time.
 TOKENS = 2000
