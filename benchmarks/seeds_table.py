@@ -184,7 +184,8 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
     averaged = first["average"]
     return [
         "Mean ± sample standard deviation over the seeds, which link to their results; of one seed "
-        f"the value. {kinds}; {LOSS}: the lowest of the run, bits a token, smoothed labels.",
+        f"the value. {kinds}; {LOSS}: the lowest of the run, bits a token, smoothed labels; less "
+        "is better.",
         "",
         f"{changed}. Training {ends}; {batch}; average of the last {averaged['last']} checkpoints "
         f"by {averaged['by']}; hours: {times or 'not recorded'}; {data}; {commit}; {machine}.",

@@ -76,7 +76,11 @@ def encode_lines(
 
 
 def collect(numbered: Iterable[tuple[int, str]], count: int) -> list[str]:
-    """Put hypotheses into the order of their numbers, 0 to ``count`` − 1, with progress shown."""
+    """Put hypotheses into the order of their numbers, 0 to ``count`` − 1, with progress shown.
+
+    Raises:
+        UserError: a number is missing, comes twice or is out of range.
+    """
     hypotheses: dict[int, str] = {}
     with tqdm(total=count, desc="translate", unit=" lines", mininterval=_interval()) as progress:
         for number, pieces in numbered:

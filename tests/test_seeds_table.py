@@ -117,6 +117,7 @@ def test_the_table_of_made_results(tmp_path):
     assert lines[17] == "" and "from 3 seeds of an encoding and of `sinusoidal` on" in lines[18]
     said = "\n".join(lines[19:])
     for expected in (
+        "; validation loss: the lowest of the run, bits a token, smoothed labels; less is better.",
         "of one seed the value. tokenized BLEU: tokens as distributed, `nrefs:1|",
         "Training ended by patience (sinusoidal 1, sinusoidal 2, sinusoidal 10, rope 1, rope 2, ",
         "ended by max_update (t5 7); 2 devices × 4,096 tokens × 1 batch (sinusoidal 1, ",
