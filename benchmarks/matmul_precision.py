@@ -6,9 +6,9 @@ beside what dropout and the choice of the batch change anyway.
 
 For each checkpoint and each of some batches of the training data the gradient of the loss is taken
 three times: in full precision, with rounded products and the same dropout, and in full precision
-with another dropout. All numbers are ‖difference‖ / ‖gradient‖ over all parameters: of the rounded
-gradient to the exact one, of the one with the other dropout, and of the exact gradient of each
-batch to the mean of all. Rounding that is small against both is lost in them.
+with another dropout. All numbers are norms over all parameters: ``rounding`` and ``other_dropout``
+are ‖difference‖ / ‖exact gradient of the batch‖, ``other_batch`` is ‖exact gradient of the batch −
+mean gradient‖ / ‖mean gradient‖. Rounding that is small against both is lost in them.
 ``rounding_of_the_mean`` is ‖mean difference‖ / ‖mean gradient‖: it falls with √batches as far as
 rounding does not always point one way.
 """
@@ -23,7 +23,7 @@ from fairseq import checkpoint_utils, utils
 from torch import Tensor
 
 from benchmarks import ROOT, machine
-from rope_fairseq.checkpoint import load_checkpoint
+from rope_fairseq.checkpoint import load_checkpoint, num_updates
 from rope_fairseq.errors import Parser, run_main
 from rope_fairseq.files import replacing
 
@@ -69,19 +69,18 @@ def measure(checkpoint: Path, data: Path, batches: int) -> dict[str, Any]:
     model.eval()  # what the process had before
     center = mean(exact)
     pairs = list(zip(errors, dropout, exact, strict=True))
+    state = load_checkpoint(checkpoint)
     return {
-        "epoch": epoch_of(checkpoint),
+        "position_encoding": cfg.model.position_encoding,
+        "seed": cfg.common.seed,
+        "updates": num_updates(state),
+        # In which training would go on.
+        "epoch": state["extra_state"]["train_iterator"]["epoch"],
         "rounding": [round(relative(error, g), 5) for error, _, g in pairs],
         "other_dropout": [round(relative(change, g), 5) for _, change, g in pairs],
         "other_batch": [round(relative(g - center, center), 5) for g in exact],
         "rounding_of_the_mean": round(relative(mean(errors), center), 5),
     }
-
-
-def epoch_of(checkpoint: Path) -> int:
-    """The epoch in which training would go on."""
-    epoch: int = load_checkpoint(checkpoint)["extra_state"]["train_iterator"]["epoch"]
-    return epoch
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ def test_gradients_of_a_checkpoint_are_compared(tmp_path, monkeypatch):
 
     found = measured()
     assert torch.get_float32_matmul_precision() == before and not products_are_changed()
+    assert (found["position_encoding"], found["seed"]) == ("rope", 1) and found["updates"] > 0
     # The tiny model has no dropout; two batches are as far from their mean.
     assert found["other_dropout"] == [0, 0]
     assert 0 <= max(found["rounding"]) < 0.2 < min(found["other_batch"])
