@@ -91,9 +91,10 @@ def draw_lengths(runs: Runs) -> Any:
         axes.errorbar(
             [place + index for index in range(len(shown))],
             means,
+            # The mean of equal values may differ from them by rounding.
             [
-                [mean - low for mean, low in zip(means, lows, strict=True)],
-                [high - mean for mean, high in zip(means, highs, strict=True)],
+                [max(mean - low, 0) for mean, low in zip(means, lows, strict=True)],
+                [max(high - mean, 0) for mean, high in zip(means, highs, strict=True)],
             ],
             **look(encoding),
             marker="o",

@@ -22,6 +22,7 @@ from rope_fairseq.errors import Parser, UserError, run_main
 from rope_fairseq.evaluation.known_run import ENCODING, SEED
 from rope_fairseq.evaluation.seeds import LEAST, Comparison, summary, welch
 from rope_fairseq.files import replacing
+from rope_fairseq.recipe import load_recipe
 
 RESULTS = ROOT / "results"
 BASELINE = SINUSOIDAL
@@ -260,6 +261,7 @@ def main() -> None:
     made.add_argument("page", type=Path, nargs="?", help="with the marks of the recipe")
     made.add_argument("--output", type=Path, metavar="FILE")
     arguments = made.parse_intermixed_args()
+    load_recipe(arguments.recipe)  # a mistyped one would be a table of what was not run
     if not arguments.results.is_dir():
         raise UserError(f"--results {arguments.results}: no such folder")
     if arguments.page is not None and arguments.output is not None:

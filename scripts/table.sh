@@ -28,11 +28,10 @@ for argument in "${OTHERS[@]}"; do
         *) others+=("$argument") ;;
     esac
 done
-[[ $seeds =~ ^[0-9]+(,[0-9]+)*$ ]] || die "--seeds $seeds: must be whole numbers with commas between them"
+number='(0|[1-9][0-9]{0,8})'
+[[ $seeds =~ ^$number(,$number)*$ ]] || die "--seeds $seeds: must be whole numbers with commas between them"
 IFS=, read -ra seeds <<<"$seeds"
-for seed in "${seeds[@]}"; do
-    check_run 1 "$seed" "$encodings"
-done
+check_run 1 "${seeds[0]}" "$encodings"
 read_arguments "${others[@]}"
 recipe=$RECIPE_NAME
 for override in "${RECIPE_OVERRIDES[@]}"; do
@@ -62,6 +61,21 @@ planned=$(DRY_RUN=1 "$ROOT/scripts/train.sh" "${others[@]}" --work "$work/${NAME
 max_tokens=${BASH_REMATCH[1]}
 make_results "$results"
 
+runs=()
+for seed in "${seeds[@]}"; do
+    for name in "${NAMES[@]}"; do
+        runs+=("$name-seed$seed")
+    done
+done
+# known_runs [--data JSON]: those that are kept. A result that cannot stay should not show after the data
+# are made, let alone after days of training.
+known_runs() {
+    tool evaluation.known_run "$recipe" --results "$results" --runs "${runs[@]}" ${force:+--force} \
+        --config "$ROOT/configs/$RECIPE_CONFIG.yaml" --max-tokens "$max_tokens" --option "${options[@]}" \
+        --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY" "$@"
+}
+known_runs
+
 # copy_data FOLDER: what prepare.sh has made, manifests last, so that it is up to date there. Copies, because
 # a step that runs again in one folder must not change another's files.
 copy_data() (
@@ -84,16 +98,7 @@ copy_data() (
 
 "$ROOT/scripts/prepare.sh" "$recipe" --work "$data" "${RECIPE_ARGS[@]}" "${DATA_ARGS[@]}" "${DOWNLOADS[@]}"
 
-# A result that cannot stay should not show after days of training.
-runs=()
-for seed in "${seeds[@]}"; do
-    for name in "${NAMES[@]}"; do
-        runs+=("$name-seed$seed")
-    done
-done
-found=$(tool evaluation.known_run "$recipe" --results "$results" --runs "${runs[@]}" ${force:+--force} \
-    --data "$data/data.json" --config "$ROOT/configs/$RECIPE_CONFIG.yaml" --max-tokens "$max_tokens" \
-    --option "${options[@]}" --average "last=$RECIPE_AVERAGE_LAST" "by=$RECIPE_AVERAGE_BY")
+found=$(known_runs --data "$data/data.json")
 declare -A known=()
 for name in $found; do
     known[$name]=1
@@ -107,6 +112,10 @@ for seed in "${seeds[@]}"; do
         fi
         echo "table: $name, seed $seed"
         folder=$work/$name-seed$seed
+        # The command that train.sh began it with.
+        began=$(cat "$folder/logs/train.launch" 2>/dev/null) || began=
+        [[ ! $began =~ dataset\.max_tokens=([0-9]+) || ${BASH_REMATCH[1]} == "$max_tokens" ]] ||
+            die "$folder: was begun with at most ${BASH_REMATCH[1]} tokens a device, is $max_tokens; say --devices as then, or remove it"
         copy_data "$folder"
         "$ROOT/scripts/reproduce.sh" "${others[@]}" --work "$folder" \
             "model.position_encoding=$name" "common.seed=$seed"

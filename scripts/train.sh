@@ -161,11 +161,14 @@ move_away() {
 launch="$nodes nodes, $devices devices each, job ${SLURM_JOB_ID:-} ${SLURM_RESTART_COUNT:-}: ${overrides[*]}"
 
 # origin_lines: for the log, from which code a process trains, +changes where it is not the commit's,
-# and on what.
+# and on what. New results, and pages with their tables, are no code.
 origin_lines() {
     local commit=unknown
-    [[ ! -e $ROOT/.git ]] || commit=$(git -C "$ROOT" describe --always --exclude='*' --dirty=+changes 2>/dev/null) ||
+    if [[ -e $ROOT/.git ]] && commit=$(git -C "$ROOT" rev-parse --short HEAD 2>/dev/null); then
+        git -C "$ROOT" diff --quiet HEAD -- . ':!results' ':!*.md' || commit+=+changes
+    else
         commit=unknown
+    fi
     echo "commit: $commit"
     echo "hardware: $(tool hardware)"
 }

@@ -33,6 +33,7 @@ position encoding: t5 (max distance 128, buckets 32)
 num. shared model params: 4,462,592 (num. trained: 4,462,592)
 num. expert model params: 0 (num. trained: 0)
 training on 1 devices (GPUs/TPUs)
+max tokens per device = 1024 and max sentences per device = None
 """
 VALID = (
     "epoch 001 | valid on 'valid' subset | loss {} | nll_loss 8.602 | ppl 388.46 | wps 8273.2 | "
@@ -208,6 +209,7 @@ def test_the_lines_are_those_of_fairseq_and_of_resume():
         *('} > "\n', 'f"stop_time_hours: {cfg', "(--stop-min-lr="),
         *("training is complete at %d updates: %s", '"out of patience"'),
         *('"--max-update is reached"', '"--stop-time-hours is reached"'),
+        "max tokens per device = {} and max sentences per device",
     ):
         assert words in said, words
 
@@ -290,6 +292,15 @@ def test_what_is_no_run_is_refused(work, tmp_path, capsys):
     assert "train.log: No such file" in refused(work, tmp_path, capsys)
     with pytest.raises(UserError, match="the step train is not finished"):
         run_record.make(tmp_path)
+
+
+def test_batches_of_two_sizes_are_refused(work, tmp_path, capsys):
+    other = START.replace("on 1 dev", "on 4 dev").replace("= 1024", "= 256")
+    (work / "logs/train.log").write_text(other + START + LOG)  # killed before it validated
+    assert run_record.make(work)["starts"] == 1
+    (work / "logs/train.log").write_text(other + FIRST + LOG)
+    error = refused(work, tmp_path, capsys)
+    assert "train.log: batches of at most 256 and then 1024 tokens a device" in error
 
 
 @pytest.mark.parametrize("loss", ["nan", "inf"])

@@ -237,6 +237,8 @@ def test_the_files_decide_what_is_written(tmp_path, capsys):
             error = capsys.readouterr().err
             assert message in error and error.count("\n") == 1 and error.startswith("error: ")
         assert page.read_bytes() == before and not list(kept.glob("*.png"))
+    assert call(seeds_table.main, "multi3k", "--results", kept) == 2
+    assert "recipe 'multi3k': there is no" in capsys.readouterr().err
     assert call(seeds_table.main, "multi30k", "--results", tmp_path / "no") == 2
     assert "no: no such folder" in capsys.readouterr().err
     page.write_text("no marks\n")
@@ -276,6 +278,17 @@ def test_the_figures(tmp_path, capsys):
     ]
     assert axes.get_xlabel() == "words of the source (sentences)"
     assert seeds_figure.by_length(runs["rope"]) == [(41.0, 42.0, 43.0), (40.0, 41.0, 42.0), None]
+
+
+def test_equal_values_have_no_bar(tmp_path):
+    """Their mean differs from them by rounding: 3 × 6.7182122056201 / 3 is more."""
+    keep(tmp_path, *(made("rope", seed, 6.7182122056201) for seed in (1, 2, 3)))
+    runs = read(tmp_path, "multi30k")
+    low, mean, high = seeds_figure.by_length(runs["rope"])[0] or (0, 0, 0)
+    assert mean > low == high
+    (axes,) = seeds_figure.draw_lengths(runs).axes
+    bars = axes.containers[0].lines[2][0].get_segments()
+    assert [bar[:, 1].tolist() for bar in bars][0] == pytest.approx([low, low])
 
 
 @pytest.mark.parametrize(

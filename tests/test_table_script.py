@@ -29,7 +29,20 @@ def project(tmp_path_factory) -> Path:
     config["optimization"] |= {"stop_time_hours": 0, "lr": [0.05], "max_update": 200}
     config["checkpoint"] |= {"save_interval_updates": 2, "patience": 2}
     file.write_text(yaml.safe_dump(config))
+    page = folder / "page.md"
+    page.write_text("a table\n")
+    git(folder, "init", "--quiet")
+    git(folder, "add", ".")
+    git(folder, "-c", "user.name=x", "-c", "user.email=x", "commit", "--quiet", "--message=x")
+    page.write_text("a table of new results\n")
     return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    done = subprocess.run(
+        ["git", "-C", folder, *words], check=True, capture_output=True, encoding="utf-8"
+    )
+    return done.stdout.strip()
 
 
 def table_sh(project: Path, *words: str | Path) -> subprocess.CompletedProcess:
@@ -63,6 +76,10 @@ def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project):
     assert ran == ["train", "average", "translate", "score"] * 2
     found = results(project / "results")
     assert sorted(found) == sorted(RUNS)
+    # A page that has changed is no change of the code.
+    assert {record["commit"] for record in found.values()} == {
+        git(project, "rev-parse", "--short", "HEAD")
+    }
     table = (project / "results" / "toy.md").read_text()
     assert table in done.stdout and table.count("](toy-") == len(RUNS)
     for figure in ("curves", "lengths"):
@@ -85,12 +102,15 @@ def test_it_goes_on_after_a_kill_and_keeps_what_came_out(project):
 
 @pytest.mark.timeout(900)  # whole runs, slow on a machine that is busy
 def test_a_run_that_was_killed_ends_with_the_numbers_of_one_that_was_not(project):
+    code = project / "rope_fairseq" / "version.py"
+    code.write_text(f"{code.read_text()}# changed\n")
     undisturbed = ("--work", "other", "--results", "whole", "--encodings=rope", "--seeds=1")
     assert table_sh(project, *undisturbed).returncode == 0
     (whole,) = results(project / "whole").values()
     killed = results(project / "results")[RUNS[0]]
     assert killed["starts"] == 2
-    of_the_run = ("training_seconds", "starts")
+    assert whole["commit"] == f"{killed['commit']}+changes"
+    of_the_run = ("training_seconds", "starts", "commit")
     assert {name: whole[name] for name in whole if name not in of_the_run} == {
         name: killed[name] for name in killed if name not in of_the_run
     }
@@ -123,6 +143,15 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
     )
     assert {path: path.read_bytes() for path in kept.glob("*.json")} == before
 
+    # Nothing is prepared for what can be no part of a table.
+    unprepared = ("--work", "unprepared", "--encodings=rope", "--seeds=2", "model.dropout=0")
+    refused = table_sh(project, *unprepared)
+    assert refused.returncode == 2 and refused.stderr == (
+        f"error: {kept}/toy-rope-seed1.json: of another run, no table can have both: model.dropout "
+        "was 0.1, is 0; remove it\n"
+    )
+    assert refused.stdout == "" and not (project / "unprepared").exists()
+
     # What it would run, and how it gets its data.
     stub = project / "scripts" / "reproduce.sh"
     stub.unlink()
@@ -154,6 +183,14 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         # As if it had been killed while copying.
         (folder / "text" / "train.en").write_bytes(whole[:9])
         (folder / "manifests" / "sign.json").unlink()
+    # Begun on other devices.
+    launch = folder / "logs" / "train.launch"
+    launch.write_text("1 nodes, 4 devices each, job  0: dataset.max_tokens=125 model.dropout=0\n")
+    refused = table_sh(project, *made)
+    assert refused.returncode == 2 and refused.stderr.splitlines()[-1] == (
+        f"error: {folder}: was begun with at most 125 tokens a device, is 500; say --devices as "
+        "then, or remove it"
+    )
     (left,) = kept.glob("*.json")
     assert left.read_bytes() == before[left]  # until there is another
 
@@ -165,7 +202,7 @@ def test_a_result_is_not_made_again_where_its_folder_is_gone(project):
         (["demo", "--seeds", "1,x"], "--seeds 1,x: must be whole numbers with commas"),
         (["demo", "--seeds", "1,,2"], "--seeds 1,,2: must be whole numbers with commas"),
         (["demo", "--seeds="], "--seeds needs a value"),
-        (["demo", "--seeds", "01"], "--seed 01: must be a whole number"),
+        (["demo", "--seeds", "01"], "--seeds 01: must be whole numbers with commas"),
         (["demo", "common.seed=4"], "override common.seed=4: say --seeds N"),
         (["demo", "++common.seed=4"], "override ++common.seed=4: say --seeds N"),
         (["demo", "--max-tokens", "9"], "unknown argument --max-tokens; usage: table.sh RECIPE"),
@@ -261,21 +298,29 @@ def test_all_results_of_a_recipe_are_looked_at(tmp_path, capsys):
         path.write_text(json.dumps(kept() | same | {"options": OPTIONS | own} | changes))
         return path
 
-    words = ("toy", "--results", results, "--data", data, "--config", config, "--max-tokens", 4096)
-    words += ("--option", "model.dropout=0.1", "--average", "last=5", "by=update", "--runs")
+    words = ("toy", "--results", results, "--config", config, "--max-tokens", 4096)
+    words += ("--option", "model.dropout=0.1", "--average", "last=5", "by=update")
+    unprepared, words = (*words, "--runs"), (*words, "--data", data, "--runs")
     runs = ("rope-seed1", "rope-seed2", "t5-seed1")
     assert call(known_run.main, *words, *runs) == 0 and capsys.readouterr().out == "\n"
     for encoding, seed in (("rope", 1), ("rope", 10), ("t5", 1)):
         keep(encoding, seed)
     (results / "toy-raw-rope-seed2.json").write_text("{}")  # of the recipe toy-raw
+    (results / "toy-rope-seed01.json").write_text("{}")  # of nothing: seed 1 counts once
     assert call(known_run.main, *words, *runs) == 0
     assert capsys.readouterr().out.split() == ["rope-seed1", "t5-seed1"]
+    # Before there are data, all else can be compared.
+    assert call(known_run.main, *unprepared, *runs) == 0 and capsys.readouterr().out == ""
 
     whole = (results / "toy-t5-seed1.json").read_text()
     other = keep("t5", 1, average={"last": "3", "by": "update"})
     assert call(known_run.main, *words, *runs) == 2
     message = "of another run: last was 3, is 5; remove it or say --force"
     assert capsys.readouterr().err == f"error: {other}: {message}\n"
+    assert call(known_run.main, *unprepared, *runs) == 2
+    assert capsys.readouterr().err == f"error: {other}: {message}\n"
+    assert call(known_run.main, *unprepared, *runs, "--force") == 0
+    assert capsys.readouterr() == ("", "")
     assert call(known_run.main, *words, *runs, "--force") == 0
     out, err = capsys.readouterr()
     assert out == "rope-seed1\n" and err == "table: t5-seed1 is made anew: last was 3, is 5\n"

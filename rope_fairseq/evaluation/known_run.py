@@ -1,15 +1,16 @@
 """Which of a recipe's runs are kept already, and are they those that would be made?
 
     python -m rope_fairseq.evaluation.known_run RECIPE --results DIR --runs rope-seed1 … \\
-        --data DATA --config YAML --max-tokens N --option K=V … --average K=V … [--force]
+        [--data DATA] --config YAML --max-tokens N --option K=V … --average K=V … [--force]
 
 In DIR lie the files ``RECIPE-ENCODING-seedN.json`` that
 :mod:`~rope_fairseq.evaluation.run_record` has written, on whichever machine; DATA is the
 ``data.json`` of the data that are ready here; N the most tokens that a device would take at once;
 the options are those of the steps train and average, but for encoding and seed. Those of the runs
-that are kept are printed. All files make one table: one of another run is refused, in one line that
-says what differs, with ``--force`` unless it is among the runs, which are then made anew. Versions,
-commit and hardware may differ: the record names them. sacreBLEU's version may not.
+that are kept are printed; without DATA, while there are none, all else is compared and nothing is
+printed. All files make one table: one of another run is refused, in one line that says what
+differs, with ``--force`` unless it is among the runs, which are then made anew. Versions, commit
+and hardware may differ: the record names them. sacreBLEU's version may not.
 """
 
 import re
@@ -36,7 +37,7 @@ def files_of(
     """The files of a recipe's runs: encoding and seed by the name, and the path; by encoding in the
     given order, then by seed."""
     for encoding in encodings:
-        pattern = re.compile(re.escape(f"{recipe}-{encoding}-seed") + r"(\d+)\.json")
+        pattern = re.compile(re.escape(f"{recipe}-{encoding}-seed") + r"(0|[1-9]\d*)\.json")
         found = [
             (int(match[1]), path)
             for path in results.glob("*.json")
@@ -85,14 +86,14 @@ def difference(kept: Mapping[str, Any], wanted: Mapping[str, Any]) -> str | None
 
     Args:
         kept: the record of a run.
-        wanted: ``recipe``, ``data``, ``config``, ``options``, ``average`` and ``batch`` of a
-            record; of ``batch`` only what a device takes at once.
+        wanted: ``recipe``, ``config``, ``options``, ``average`` and ``batch`` of a record, and
+            ``data`` unless they are not there yet; of ``batch`` only what a device takes at once.
     """
     missing = [name for name in wanted if name not in kept]
     if missing:
         return f"it does not say its {missing[0]}"
     for name in ("recipe", "data"):
-        if content(kept[name]) != content(wanted[name]):
+        if name in wanted and content(kept[name]) != content(wanted[name]):
             return f"its {name} was {kept[name]}, is {wanted[name]}"
     sides = [settings(record) | record["average"] for record in (kept, wanted)]
     for key in sorted(sides[0].keys() | sides[1].keys()):
@@ -121,17 +122,18 @@ def _mapping(pairs: list[str]) -> dict[str, str]:
 def main() -> None:
     parser = Parser(prog="python -m rope_fairseq.evaluation.known_run")
     parser.add_argument("recipe")
-    for name, metavar in (("--results", "DIR"), ("--data", "JSON"), ("--config", "YAML")):
+    for name, metavar in (("--results", "DIR"), ("--config", "YAML")):
         parser.add_argument(name, type=Path, required=True, metavar=metavar)
+    parser.add_argument("--data", type=Path, metavar="JSON")
     parser.add_argument("--max-tokens", type=int, required=True, metavar="N")
     parser.add_argument("--runs", nargs="+", required=True, metavar="ENCODING-seedN")
     for name in ("--option", "--average"):
         parser.add_argument(name, nargs="+", default=[], metavar="K=V")
     parser.add_argument("--force", action="store_true")
     arguments = parser.parse_args()
-    wanted = {
+    data = {} if arguments.data is None else {"data": read_record(arguments.data)["signature"]}
+    wanted = data | {
         "recipe": arguments.recipe,
-        "data": read_record(arguments.data)["signature"],
         "config": read_config(arguments.config, []),
         "average": _mapping(arguments.average),
         "batch": {MAX_TOKENS: arguments.max_tokens},
@@ -154,6 +156,8 @@ def main() -> None:
             raise UserError(f"{path}: of another run: {found}; remove it or say --force")
         else:
             anew.append(f"table: {run} is made anew: {found}")
+    if arguments.data is None:
+        return
     print(*known, sep="\n")
     for line in anew:
         print(line, file=sys.stderr)

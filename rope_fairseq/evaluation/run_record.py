@@ -39,6 +39,7 @@ COMMIT = re.compile(r"commit: (\S+)")
 HARDWARE = re.compile(r"hardware: (\{.*\})")
 PARAMETERS = re.compile(r"num\. shared model params: ([\d,]+) \(num\. trained: [\d,]+\)")
 DEVICES = re.compile(r"training on (\d+) devices")
+TOKENS = re.compile(r"max tokens per device = (\d+)")
 VALID = re.compile(
     r"epoch \d+ \| valid on 'valid' subset \| loss ([\d.]+|nan|-?inf) .*\| num_updates (\d+)\b"
 )
@@ -80,16 +81,17 @@ def read_log(path: Path) -> dict[str, Any]:
         interrupted.
 
     Raises:
-        UserError: the log does not begin or does not end with fairseq's training, or nothing was
-            validated in it.
+        UserError: the log does not begin or does not end with fairseq's training, nothing was
+            validated in it, or its parts had batches of different size.
     """
     ends, parameters = [], []
+    sizes: dict[int, None] = {}
     commits: list[str | None] = []
     machines: list[str | None] = []
     commit = machine = None
     is_new = False
     losses: dict[int, float] = {}
-    stopped_by = devices = None
+    stopped_by = devices = size = None
     for line in read_lines(path):
         if found := PARAMETERS.search(line):
             stopped_by, is_new = None, True
@@ -100,12 +102,16 @@ def read_log(path: Path) -> dict[str, Any]:
             machine = hardware_line(found[1])
         elif found := DEVICES.search(line):
             devices = int(found[1])
+        elif found := TOKENS.search(line):
+            size = int(found[1])
         elif found := VALID.search(line):
             if is_new:
                 commits.append(commit)
                 machines.append(machine)
                 commit = machine = None
                 is_new = False
+                if size is not None:
+                    sizes[size] = None
             # What was trained again after an interruption has been validated again.
             losses[int(found[2])] = float(found[1])
             if not math.isfinite(losses[int(found[2])]):
@@ -119,6 +125,11 @@ def read_log(path: Path) -> dict[str, Any]:
             stopped_by = next(reasons, stopped_by)
     if not parameters or not losses or not ends:
         raise UserError(f"{path}: not the whole log of a training")
+    if len(sizes) > 1:
+        raise UserError(
+            f"{path}: batches of at most {' and then '.join(map(str, sizes))} tokens a device: "
+            "no run of one setting; train it anew"
+        )
     said: dict[str, Any] = {
         "parameters": parameters[-1],
         "commit": _all(commits, ", "),
