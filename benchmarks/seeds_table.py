@@ -154,7 +154,7 @@ def against_baseline(runs: Runs, score: str) -> list[str]:
     return [
         *lines,
         f"Welch's t-test over seeds, {least}; standard deviation: that of both pooled. Each p "
-        "is of one comparison: of twenty that compare what is alike, one is expected below 0.05.",
+        "is of one comparison: of twenty between equal encodings, one is expected below 0.05.",
         "",
     ]
 
@@ -171,7 +171,7 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
     def fact(say: Callable[[dict[str, Any]], str]) -> str:
         return same(records, say)
 
-    changed = fact(lambda run: f"Changes of the recipe: {changes(run) or 'none'}")
+    changed = fact(lambda run: f"Changes of the recipe beside encoding and seed: {changes(run) or 'none'}")
     ends = fact(lambda run: f"ended by {run['stopped_by'] or 'the last epoch'}")
     data = fact(lambda run: f"`{run['data']}`")
     batch = fact(_batch)

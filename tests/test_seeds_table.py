@@ -161,7 +161,7 @@ def test_another_experiment_has_no_published_value_beside_it(change, said, tmp_p
     keep(tmp_path, made("rope", 1, 1.0, **change))
     text = seeds_table.render("multi30k", read(tmp_path, "multi30k"), tmp_path)
     assert "41.02" not in text and text.startswith("| encoding | seeds | sacreBLEU |")
-    assert f"Changes of the recipe: {said}. Training ended" in text
+    assert f"Changes of the recipe beside encoding and seed: {said}. Training ended" in text
 
 
 def test_two_seeds_are_not_judged(tmp_path):
