@@ -171,7 +171,9 @@ def about(runs: Runs, names: Sequence[str]) -> list[str]:
     def fact(say: Callable[[dict[str, Any]], str]) -> str:
         return same(records, say)
 
-    changed = fact(lambda run: f"Changes of the recipe beside encoding and seed: {changes(run) or 'none'}")
+    changed = fact(
+        lambda run: f"Changes of the recipe beside encoding and seed: {changes(run) or 'none'}"
+    )
     ends = fact(lambda run: f"ended by {run['stopped_by'] or 'the last epoch'}")
     data = fact(lambda run: f"`{run['data']}`")
     batch = fact(_batch)
