@@ -8,6 +8,7 @@ largest. DIR is that of the results unless named. They are made from
 ``results/RECIPE-ENCODING-seedN.json`` (``scripts/table.sh``).
 """
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,8 @@ def by_length(some: Sequence[Run]) -> list[tuple[float, float, float] | None]:
     found: list[tuple[float, float, float] | None] = []
     for buckets in zip(*(run.record["buckets"] for run in some), strict=True):
         values = [bucket["value"] for bucket in buckets if bucket["value"] is not None]
-        mean = sum(values) / len(values) if values else 0
-        found.append((min(values), mean, max(values)) if values else None)
+        # statistics.mean is exact: a sum's rounding could lie outside equal values.
+        found.append((min(values), statistics.mean(values), max(values)) if values else None)
     return found
 
 
@@ -91,10 +92,9 @@ def draw_lengths(runs: Runs) -> Any:
         axes.errorbar(
             [place + index for index in range(len(shown))],
             means,
-            # The mean of equal values may differ from them by rounding.
             [
-                [max(mean - low, 0) for mean, low in zip(means, lows, strict=True)],
-                [max(high - mean, 0) for mean, high in zip(means, highs, strict=True)],
+                [mean - low for mean, low in zip(means, lows, strict=True)],
+                [high - mean for mean, high in zip(means, highs, strict=True)],
             ],
             **look(encoding),
             marker="o",

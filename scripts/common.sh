@@ -74,12 +74,17 @@ no_others() {
 check_run() {
     [[ $1 =~ ^[1-9][0-9]{0,8}$ ]] || die "--updates $1: must be a whole number above 0"
     [[ $2 =~ ^(0|[1-9][0-9]{0,8})$ ]] || die "--seed $2: must be a whole number"
+    check_encodings "$3"
+}
+
+# check_encodings ENCODINGS: sets NAMES.
+check_encodings() {
     local name
-    IFS=, read -ra NAMES <<<"$3"
-    ((${#NAMES[@]})) || die "--encodings $3: names none; choose from ${ENCODINGS//,/, }"
+    IFS=, read -ra NAMES <<<"$1"
+    ((${#NAMES[@]})) || die "--encodings $1: names none; choose from ${ENCODINGS//,/, }"
     for name in "${NAMES[@]}"; do
         [[ $name && $name != *,* && ,$ENCODINGS, == *,"$name",* ]] ||
-            die "--encodings $3: there is no '$name'; choose from ${ENCODINGS//,/, }"
+            die "--encodings $1: there is no '$name'; choose from ${ENCODINGS//,/, }"
     done
 }
 

@@ -31,7 +31,7 @@ done
 number='(0|[1-9][0-9]{0,8})'
 [[ $seeds =~ ^$number(,$number)*$ ]] || die "--seeds $seeds: must be whole numbers with commas between them"
 IFS=, read -ra seeds <<<"$seeds"
-check_run 1 "${seeds[0]}" "$encodings"
+check_encodings "$encodings"
 read_arguments "${others[@]}"
 recipe=$RECIPE_NAME
 for override in "${RECIPE_OVERRIDES[@]}"; do
